@@ -1,0 +1,47 @@
+from augend import data as data
+from augend import errors as errors
+from augend import losses as losses
+from augend import metrics as metrics
+from augend import models as models
+from augend import optim as optim
+from augend import schedules as schedules
+from augend import sources as sources
+from augend import testing as testing
+from augend._accumulator import Accumulator as Accumulator
+from augend._finish import Finished as Finished
+from augend._fit import History as History
+from augend._fit import evaluate as evaluate
+from augend._fit import fit as fit
+from augend._tally import Tally as Tally
+from augend.data import Batches as Batches
+from augend.data import split as split
+from augend.metrics import Accuracy as Accuracy
+from augend.metrics import Estimate as Estimate
+from augend.metrics import Mean as Mean
+from augend.metrics import Perplexity as Perplexity
+
+__version__: str
+
+__all__ = [
+    "Accumulator",
+    "Accuracy",
+    "Batches",
+    "Estimate",
+    "Finished",
+    "History",
+    "Mean",
+    "Perplexity",
+    "Tally",
+    "data",
+    "errors",
+    "evaluate",
+    "fit",
+    "losses",
+    "metrics",
+    "models",
+    "optim",
+    "schedules",
+    "sources",
+    "split",
+    "testing",
+]
