@@ -46,8 +46,9 @@ class Tally:
     count: Tensor  # [rows] or [], int64 or floating
 
     def __post_init__(self) -> None:
-        if not isinstance(self.total, Tensor) or not isinstance(self.count, Tensor):
-            got = f"{type(self.total).__name__} and {type(self.count).__name__}"
+        parts: tuple[object, object] = self.total, self.count
+        if not all(isinstance(part, Tensor) for part in parts):
+            got = " and ".join(type(part).__name__ for part in parts)
             raise TallyError(f"a Tally takes two tensors, total and count, one number a row; got {got}")
         if self.total.dtype not in _FLOATING:
             raise TallyError(f"total must be float32, float64, bfloat16 or float16; got {self.total.dtype}")

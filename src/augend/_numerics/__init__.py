@@ -1,7 +1,19 @@
 """Exact integer moments, exact counts, and norms with a bound: torch and numpy only."""
 
-from augend._numerics._exact import COUNT_LIMIT, exact_sum, fixed, on_grid
-from augend._numerics._moments import Moments
+from augend._numerics._exact import COUNT_LIMIT, exact_sum, fixed, nearest, on_grid, root, scaled
+from augend._numerics._moments import Moments, fraction
 from augend._numerics._norm import NORM_RELATIVE_ERROR, norm
 
-__all__ = ["COUNT_LIMIT", "NORM_RELATIVE_ERROR", "Moments", "exact_sum", "fixed", "norm", "on_grid"]
+__all__ = [
+    "COUNT_LIMIT",
+    "NORM_RELATIVE_ERROR",
+    "Moments",
+    "exact_sum",
+    "fixed",
+    "fraction",
+    "nearest",
+    "norm",
+    "on_grid",
+    "root",
+    "scaled",
+]

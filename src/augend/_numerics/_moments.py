@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import final
+from typing import Final, final
 
 import torch
 from torch import Tensor
 
 from augend._numerics._exact import fixed, on_grid, scaled
+
+# What str(Fraction) writes. Fraction itself would read "1e999999999" too, and be busy for hours.
+_FRACTION: Final = re.compile(r"-?[0-9]{1,4000}(/[1-9][0-9]{0,3999})?")
 
 
 @final
@@ -27,7 +32,7 @@ class Moments:
     total_total: Fraction = Fraction(0)  # Σ s²
     total_count: Fraction = Fraction(0)  # Σ s·c
     count_count: Fraction = Fraction(0)  # Σ c²
-    finite: bool = True  # no total was inf or nan
+    finite: bool = True  # no total (and no count) was inf or nan
     by_row: bool = True  # every total came with its row, so a standard error exists
     known: bool = True  # every count came with a total, so a value exists
 
@@ -38,14 +43,17 @@ class Moments:
         Args:
             total: ``[rows]``, or 0-d for a sum over unknown rows; floating, without a graph. A non-finite total
                 clears ``finite`` and adds nothing to the sums of totals.
-            count: The same shape; int64, or weights, which are rounded to multiples of 2^-40.
+            count: The same shape; int64, or weights, which are rounded to multiples of 2^-40. A non-finite one
+                clears ``finite`` and counts nothing.
         """
         by_row = total.dim() == 1
         total, count = total.reshape(-1), count.reshape(-1)
-        if count.is_floating_point():
-            count = on_grid(count)
         usable = torch.isfinite(total)
         totals, low_total = fixed(torch.where(usable, total, torch.zeros_like(total)))
+        if count.is_floating_point():
+            countable = torch.isfinite(count)
+            count = on_grid(torch.where(countable, count, torch.zeros_like(count)))
+            usable = usable & countable
         counts, low_count = fixed(count)
         return Moments(
             rows=len(totals) if by_row else 0,
@@ -56,6 +64,29 @@ class Moments:
             count_count=scaled(int((counts * counts).sum()), 2 * low_count),
             finite=bool(usable.all()),
             by_row=by_row,
+        )
+
+    @staticmethod
+    def of_units(units: Iterable[tuple[Fraction, Fraction]]) -> Moments:
+        """Take the moments of sampling units whose exact total and count are known already.
+
+        Args:
+            units: A total and a count each; every one is counted as a row.
+        """
+        totals, counts = [], []
+        for total, count in units:
+            totals.append(total)
+            counts.append(count)
+        finest = max((one.denominator for one in (*totals, *counts)), default=1)  # powers of two: it holds the others
+        s = [total.numerator * (finest // total.denominator) for total in totals]
+        c = [count.numerator * (finest // count.denominator) for count in counts]
+        return Moments(
+            rows=len(totals),
+            total=Fraction(sum(s), finest),
+            count=Fraction(sum(c), finest),
+            total_total=Fraction(sum(one * one for one in s), finest**2),
+            total_count=Fraction(sum(one * other for one, other in zip(s, c, strict=True)), finest**2),
+            count_count=Fraction(sum(one * one for one in c), finest**2),
         )
 
     @staticmethod
@@ -87,17 +118,44 @@ class Moments:
         """Read what ``to_plain`` wrote.
 
         Raises:
-            ValueError: A field is missing, unknown, of another type, or no number.
+            ValueError: A field is missing, unknown, of another type, or no number; or no rows have such moments.
         """
-        kinds = {field.name: type(field.default) for field in fields(Moments)}
+        kinds: dict[str, type] = {field.name: type(field.default) for field in fields(Moments)}
         if plain.keys() != kinds.keys():
             raise ValueError(f"moments need the fields {sorted(kinds)}; got {sorted(map(str, plain))}")
         values: dict[str, object] = {}
         for name, kind in kinds.items():
             value = plain[name]
-            if kind is Fraction and isinstance(value, str):
-                value = Fraction(value)
-            if type(value) is not kind:
-                raise ValueError(f"moment {name!r} must be a {kind.__name__}; got {value!r}")
-            values[name] = value
-        return Moments(**values)  # type: ignore[arg-type]  # each was checked against its field just above
+            if kind is not Fraction and type(value) is not kind:
+                raise ValueError(f"moment {name!r} must be of type {kind.__name__}; got {value!r:.80}")
+            values[name] = fraction(name, value) if kind is Fraction else value
+        moments = Moments(**values)  # type: ignore[arg-type]  # each was checked against its field just above
+        moments._check()
+        return moments
+
+    def _check(self) -> None:
+        """Raise ValueError if no rows can have these moments."""
+        for name in ("rows", "count", "total_total", "count_count"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"moment {name!r} cannot be negative; got {getattr(self, name)}")
+        bounds = {"total_count": (self.total_count, self.total_total * self.count_count)}
+        if self.by_row:
+            bounds["total"] = self.total, self.rows * self.total_total
+            bounds["count"] = self.count, self.rows * self.count_count
+        for name, (value, largest_square) in bounds.items():
+            if value**2 > largest_square:  # Cauchy and Schwarz
+                raise ValueError(f"no rows have these moments: {name!r} is {value}, too large for the sums of squares")
+
+
+def fraction(name: str, text: object) -> Fraction:
+    """Read an exact sum of floats from what ``str`` made of it.
+
+    Raises:
+        ValueError: It is no such text, or its denominator is no power of two, as that of every sum of floats is.
+    """
+    if not isinstance(text, str) or not _FRACTION.fullmatch(text):
+        raise ValueError(f"{name!r} must be a fraction written like '-3/8'; got {text!r:.80}")
+    number = Fraction(text)
+    if number.denominator & (number.denominator - 1) or str(number) != text:
+        raise ValueError(f"{name!r} must be a reduced fraction over a power of two; got {text:.80}")
+    return number

@@ -30,7 +30,8 @@ def norm(tensors: Iterable[Tensor]) -> float:
         magnitudes: 1e30 and 1e-30 in float32, 1e300 and 1e-300 in float64.
 
     Numerics:
-        Relative error at most ``NORM_RELATIVE_ERROR`` (2.3e-13), whatever the number of elements.
+        Relative error at most ``NORM_RELATIVE_ERROR`` (2.3e-13), whatever the number of elements. A norm below
+        2^-1022, which float64 holds with fewer bits, is besides rounded once more, to a multiple of 2^-1074.
     """
     held = [tensor.detach() for tensor in tensors]
     total = _square_sum(held)
@@ -40,13 +41,7 @@ def norm(tensors: Iterable[Tensor]) -> float:
     if largest == 0.0 or not math.isfinite(largest):
         return largest
     exponent = math.frexp(largest)[1]
-    return _ldexp(math.sqrt(_square_sum([_rescaled(tensor, -exponent) for tensor in held])), exponent)
-
-
-def _rescaled(tensor: Tensor, exponent: int) -> Tensor:
-    """Return ``tensor * 2**exponent`` in float64, in two factors so that neither overflows."""
-    half = exponent // 2
-    return tensor.to(torch.float64) * 2.0**half * 2.0 ** (exponent - half)
+    return _ldexp(math.sqrt(_square_sum(held, -exponent)), exponent)
 
 
 def _ldexp(value: float, exponent: int) -> float:
@@ -56,9 +51,9 @@ def _ldexp(value: float, exponent: int) -> float:
         return math.inf
 
 
-def _square_sum(tensors: Sequence[Tensor]) -> float:
-    """Return the sum of all squares: rows in float64, the rows' sums added without rounding."""
-    partials = [partial for tensor in tensors for partial in _row_sums(tensor)]
+def _square_sum(tensors: Sequence[Tensor], exponent: int = 0) -> float:
+    """Return the sum of all ``(element * 2**exponent)**2``: rows in float64, their sums added without rounding."""
+    partials = [partial for tensor in tensors for partial in _row_sums(tensor, exponent)]
     if not partials:
         return 0.0
     device = partials[0].device
@@ -69,7 +64,7 @@ def _square_sum(tensors: Sequence[Tensor]) -> float:
         return math.inf
 
 
-def _row_sums(tensor: Tensor) -> list[Tensor]:
+def _row_sums(tensor: Tensor, exponent: int) -> list[Tensor]:
     """Return float64 sums of squares of rows of ``_ROW`` elements: a few short vectors, left on the device."""
     flat = tensor.reshape(-1)  # [elements]
     buffer = torch.empty(min(_CHUNK, flat.numel()), dtype=torch.float64, device=flat.device)
@@ -77,6 +72,9 @@ def _row_sums(tensor: Tensor) -> list[Tensor]:
     for start in range(0, flat.numel(), _CHUNK):
         part = flat[start : start + _CHUNK]
         squares = buffer[: part.numel()].copy_(part)
+        if exponent:
+            half = exponent // 2  # 2**1074 is beyond float64, so two factors
+            squares.mul_(2.0**half).mul_(2.0 ** (exponent - half))
         squares.mul_(squares)
         whole = part.numel() - part.numel() % _ROW
         if whole:
