@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import final
 
+import torch
 from torch import Tensor
 
 from augend._numerics import on_grid
@@ -163,7 +164,8 @@ def _hits(logits: Tensor, labels: Tensor, ignore_index: int) -> Tally:
     largest, predicted = logits.max(dim=-1)  # [rows, ...] both; the first of equal ones
     hits = ((predicted == labels) & counted).to(torch.float64)
     hits = hits.masked_fill(counted & largest.isnan(), math.nan)
-    return Tally(hits.flatten(1).sum(dim=1) if hits.dim() > 1 else hits, counted.reshape(len(labels), -1).sum(dim=1))
+    shape = len(labels), math.prod(labels.shape[1:])  # [rows, items]
+    return Tally(hits.reshape(shape).sum(dim=1), counted.reshape(shape).sum(dim=1))
 
 
 def _exp(exponent: float) -> float:
