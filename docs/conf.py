@@ -1,0 +1,34 @@
+"""Sphinx settings: Markdown pages, API pages from docstrings, every unresolved reference an error."""
+
+from __future__ import annotations
+
+import augend
+
+project = "augend"
+author = "The augend authors"
+copyright = "2026, the augend authors"  # noqa: A001  sphinx names it so
+release = augend.__version__
+version = release
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_title = f"augend {release}"
+exclude_patterns = ["_build"]
+nitpicky = True
+# The inventories of other projects are not fetched: a build must not need the network.
+nitpick_ignore_regex = [
+    ("py:.*", r"(torch|numpy|np|npt|datasets|msgspec|fractions|collections|pathlib|typing|types)\..*"),
+]
+
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_class_signature = "separated"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_param = False
+napoleon_custom_sections = [("Numerics", "notes_style"), ("Collective", "notes_style"), ("Source", "notes_style")]
