@@ -53,15 +53,15 @@ class _Guard(torch.autograd.Function):
         return values.view_as(values)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ANN401, ARG004  torch's
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG004  torch's
         ctx.save_for_backward(inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  torch's protocol
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (hidden,) = ctx.saved_tensors
         if torch.is_grad_enabled():
             return gradient.masked_fill(hidden, 0.0), None
-        # In place: at 32,000 classes a copy costs as much as the loss, and the gradient of a guarded value is ours alone.
+        # In place: at 32,000 classes a copy costs as much as the loss, and this gradient is ours alone.
         if hidden.shape != gradient.shape and hidden.device.type == "cpu":
             # Cheaper where few items are hidden; on a GPU looking for them would make the host wait.
             return gradient.index_put_((hidden.squeeze(-1),), gradient.new_zeros(())), None
