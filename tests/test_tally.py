@@ -33,7 +33,7 @@ def test_addition_is_row_by_row():
 
 
 def test_the_gradient_of_a_total_goes_through():
-    """total stays differentiable through sum() and addition."""
+    """Total stays differentiable through sum() and addition."""
     total = torch.tensor([1.0, 2.0], requires_grad=True)
     (Tally(total, torch.ones(2)) + Tally.zeros(2)).sum().total.backward()
     assert torch.equal(torch.ones(2), total.grad)

@@ -47,7 +47,7 @@ def test_moments_are_exact_on_any_floats_and_counts(rows):
 
 
 @given(ROWS, st.randoms(use_true_random=False), st.integers(1, 5))
-@example(EXTREME_ROWS, random.Random(0), 2)
+@example(EXTREME_ROWS, random.Random(0), 2)  # noqa: S311  it shuffles
 def test_moments_are_the_same_bits_for_any_cut_and_order(rows, shuffler, size):
     """Cut into parts of any size, in any order, merged: equal to the moments of all at once."""
     expected = moments_of(rows)
@@ -97,7 +97,7 @@ def test_fractional_counts_are_rounded_once_a_row(weights):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_total_that_is_not_finite_sets_a_flag(bad):
-    """inf and nan are remembered, through merges too, and do not spoil the sums of the others."""
+    """Inf and nan are remembered, through merges too, and do not spoil the sums of the others."""
     moments = Moments.of(torch.tensor([1.0, bad]), torch.tensor([2, 3])) + Moments.of(torch.ones(1), torch.ones(1))
     assert (False, 2, 6) == (moments.finite, moments.total, moments.count)
 

@@ -35,6 +35,7 @@ def assert_within(actual: float, square: Fraction) -> None:
 @example([[5e-324, 1e300], [], [1e-300]])
 @example([[5e-324] * 3])
 @example([[LARGEST, LARGEST]])
+@example([[1.2e154], [1.2e154]])  # squares that float64 holds, and their sum not
 @example([[2.0**-450, 2.0**-449]])  # about where a second pass begins
 @example([[2.0**-460], [2.0**511.5]])
 def test_norm_is_within_its_bound_on_any_floats(parts):

@@ -57,7 +57,7 @@ def _square_sum(tensors: Sequence[Tensor], exponent: int = 0) -> float:
     if not partials:
         return 0.0
     device = partials[0].device
-    sums = torch.cat([partial.to(device, non_blocking=True) for partial in partials]).tolist()
+    sums = torch.cat([partial.to(device) for partial in partials]).tolist()
     try:
         return math.fsum(sums)
     except OverflowError:  # finite sums whose total is beyond float64
