@@ -1,0 +1,33 @@
+"""What an accumulator may be asked for."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from augend._accumulate._contract import WORK_DTYPES
+from augend.errors import ContractError
+
+
+def check_words(**given: tuple[str, tuple[str, ...]]) -> None:
+    """Raise ContractError for the first argument that is not one of its allowed words.
+
+    Args:
+        **given: The value and the allowed words of each argument.
+    """
+    for name, (value, allowed) in given.items():
+        if value not in allowed:
+            raise ContractError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+
+
+def check_numbers(dtype: str, loss_scale: float, terms: tuple[str, ...], max_microbatches: int) -> None:
+    """Raise ContractError for the first argument out of its domain."""
+    check_words(dtype=(dtype, tuple(WORK_DTYPES)))
+    held = float(torch.tensor(loss_scale, dtype=torch.float64).to(WORK_DTYPES[dtype]))
+    if not 0 < held < math.inf:
+        raise ContractError(f"loss_scale must be positive and finite, also in {dtype}; got {loss_scale!r}")
+    if not terms or len(set(terms)) != len(terms):
+        raise ContractError(f"terms must be different names, at least one; got {terms!r}")
+    if max_microbatches < 1:
+        raise ContractError(f"max_microbatches must be at least 1; got {max_microbatches!r}")

@@ -1,0 +1,98 @@
+"""What a window's sums belong to: the parameters of a model, the work dtype, the loss scale and the terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+from torch import nn
+
+from augend.errors import ContractError
+
+WORK_DTYPES: Final = {"float32": torch.float32, "float64": torch.float64}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TensorContract:
+    """One parameter: its logical shape, storage dtype, whether it is trained, and its other names."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    tied: tuple[str, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """All that must be equal for pending sums to go on: nothing in it depends on ranks or on how rows were cut.
+
+    Args:
+        dtype: Work dtype of the sums, ``"float32"`` or ``"float64"``.
+        loss_scale: What every loss sum was multiplied by.
+        terms: Names of the loss terms, in order.
+        tensors: Every parameter of the model, frozen ones too, under its first name.
+    """
+
+    dtype: str
+    loss_scale: float
+    terms: tuple[str, ...]
+    tensors: Mapping[str, TensorContract]
+
+    def validate(self, model: nn.Module) -> None:
+        """Check that a model has exactly these parameters; reads no values.
+
+        Raises:
+            ContractError: A parameter is missing, extra, or differs; names it and says in what.
+        """
+        compare_tensors(self.tensors, tensors_of(model), "the model")
+
+    def to_plain(self) -> dict[str, object]:
+        """Return the contract as plain numbers, strings, lists and dictionaries."""
+        return {
+            "dtype": self.dtype,
+            "loss_scale": {"kind": "fixed", "value": self.loss_scale},
+            "terms": list(self.terms),
+            "tensors": {
+                name: {"shape": list(one.shape), "dtype": one.dtype, "trainable": one.trainable, "tied": list(one.tied)}
+                for name, one in self.tensors.items()
+            },
+        }
+
+
+def tensors_of(model: nn.Module) -> dict[str, TensorContract]:
+    """Describe every parameter of a model once, under its first name."""
+    names: dict[int, list[str]] = {}
+    held: dict[int, nn.Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+        held[id(parameter)] = parameter
+    return {
+        first: TensorContract(
+            shape=tuple(held[key].shape),
+            dtype=str(held[key].dtype).removeprefix("torch."),
+            trainable=held[key].requires_grad,
+            tied=tuple(others),
+        )
+        for key, (first, *others) in names.items()
+    }
+
+
+def compare_tensors(expected: Mapping[str, TensorContract], got: Mapping[str, TensorContract], where: str) -> None:
+    """Check that two descriptions of parameters are equal.
+
+    Raises:
+        ContractError: Names the first parameter that differs, and how.
+    """
+    if missing := expected.keys() - got.keys():
+        raise ContractError(f"parameter {min(missing)!r} is in the contract but not in {where}")
+    if extra := got.keys() - expected.keys():
+        raise ContractError(f"parameter {min(extra)!r} is in {where} but not in the contract")
+    for name, want in expected.items():
+        for field in ("shape", "dtype", "trainable", "tied"):
+            before, now = getattr(want, field), getattr(got[name], field)
+            if before != now:
+                raise ContractError(f"parameter {name!r}: {field} {before} was expected, and {where} has {now}")

@@ -1,0 +1,116 @@
+"""Gradients on their way from autograd, or from the user, into the sums."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from augend._accumulate._slots import Slots
+from augend._accumulate._window import Window
+from augend.errors import GradientError
+
+
+@final
+class Taker:
+    """Moves each gradient into the window as autograd produces it, but only inside the owner's own backward.
+
+    Args:
+        slots: The parameters.
+        foreign: What to do with a gradient that somebody else left in ``.grad``.
+    """
+
+    def __init__(self, slots: Slots, foreign: Literal["error", "drop"]) -> None:
+        self.written: dict[str, Tensor] = {}  # what the last finish put into .grad: never foreign
+        self._slots = slots
+        self._foreign = foreign
+        self._window: Window | None = None
+        self._term = ""
+        self._taken = 0
+        handles = [
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                _hook(weakref.WeakMethod(self._receive), name)
+            )
+            for name, parameter in slots.parameters.items()
+        ]
+        weakref.finalize(self, _remove, handles)
+
+    def run(self, loss: Tensor, window: Window, term: str, *, retain_graph: bool) -> int:
+        """Run backward and take what it produces; returns how many parameters got a gradient."""
+        self._window, self._term, self._taken = window, term, 0
+        try:
+            torch.autograd.backward(loss, retain_graph=retain_graph)
+        finally:
+            self._window = None
+        return self._taken
+
+    def check_foreign(self) -> None:
+        """Raise GradientError if a parameter holds a gradient that no finish of ours wrote; changes nothing."""
+        if self._foreign == "drop":
+            return
+        for name, parameter in self._slots.parameters.items():
+            if parameter.grad is not None and parameter.grad is not self.written.get(name):
+                raise GradientError(
+                    f"parameter {name!r} has a .grad that this accumulator did not make; it would be lost or counted "
+                    'twice. Clear it (optimizer.zero_grad()), or pass foreign="drop" if another model\'s loss '
+                    "leaves it there"
+                )
+
+    def drop(self) -> None:
+        """Clear ``.grad`` of every trained parameter."""
+        for parameter in self._slots.parameters.values():
+            parameter.grad = None
+        self.written = {}
+
+    def _receive(self, name: str, parameter: nn.Parameter) -> None:
+        gradient = parameter.grad
+        if self._window is None or gradient is None:
+            return
+        if gradient.layout != torch.strided:
+            raise GradientError(f"the gradient of {name!r} is sparse; only dense gradients can be summed")
+        parameter.grad = None
+        self._window.add_gradient(self._term, name, gradient)
+        self._taken += 1
+
+
+def _hook(receive: weakref.WeakMethod[Callable[[str, nn.Parameter], None]], name: str) -> Callable[[Tensor], None]:
+    """Return a hook that does not keep its accumulator alive."""
+
+    def hook(parameter: Tensor) -> None:
+        alive = receive()
+        if alive is not None:
+            alive(name, parameter)  # type: ignore[arg-type]  # torch types a leaf's hook as taking any tensor
+
+    return hook
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def check_given(gradients: Mapping[str, Tensor], slots: Slots) -> None:
+    """Check gradients that were made elsewhere; reads no values.
+
+    Raises:
+        GradientError: One is of an unknown or frozen parameter, of another shape or device, sparse, quantised,
+            complex or no tensor; names it.
+    """
+    for name, gradient in gradients.items():
+        parameter = slots.parameters.get(name)
+        if parameter is None:
+            kind = "frozen" if name in slots.tensors else "unknown"
+            raise GradientError(f"a gradient was given for the {kind} parameter {name!r}")
+        if not isinstance(gradient, Tensor):
+            raise GradientError(f"the gradient of {name!r} must be a tensor; got {type(gradient).__name__}")
+        if gradient.layout != torch.strided or gradient.is_quantized or not gradient.is_floating_point():
+            kind = f"{gradient.dtype}, {gradient.layout}"
+            raise GradientError(f"the gradient of {name!r} must be dense and real floating; got {kind}")
+        if gradient.shape != parameter.shape or gradient.device != parameter.device:
+            expected = f"shape {list(parameter.shape)} on {parameter.device}"
+            got = f"{list(gradient.shape)} on {gradient.device}"
+            raise GradientError(f"the gradient of {name!r} must have {expected}; got {got}")

@@ -1,0 +1,105 @@
+"""The live parameters of a model, and the proof that they are still the ones that were agreed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from augend._accumulate._contract import TensorContract, compare_tensors, tensors_of
+from augend.errors import ContractError, GradientError, PlacementError
+
+_Seen = tuple[str, nn.Parameter, torch.dtype, torch.Size, bool, torch.device]
+
+
+@final
+class Slots:
+    """The trainable parameters of a model, tied ones once, as they were when the accumulator was made.
+
+    Args:
+        model: The module whose parameters are trained.
+        work: The work dtype.
+
+    Raises:
+        ContractError: There is nothing to train, or a trainable parameter is empty, complex, wider than the work
+            dtype, or shares memory with another parameter object.
+        GradientError: An embedding would make sparse gradients.
+        PlacementError: A parameter is not a plain tensor.
+    """
+
+    def __init__(self, model: nn.Module, work: torch.dtype) -> None:
+        self.model = model
+        self.tensors: dict[str, TensorContract] = tensors_of(model)
+        self.parameters: dict[str, nn.Parameter] = {
+            name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+        }
+        self._seen = _walk(model)
+        if not self.parameters:
+            raise ContractError("the model has no parameter that requires a gradient: there is nothing to train")
+        for name, parameter in self.parameters.items():
+            _refuse_kind(name, parameter, work)
+        _refuse_shared_memory(self.parameters)
+        _refuse_sparse(model)
+
+    def check(self) -> None:
+        """Check that the model still has the very parameters it had; reads no values.
+
+        Raises:
+            ContractError: A parameter was added, removed, replaced, frozen, thawed, moved, untied, or changed its
+                shape or dtype; names it.
+        """
+        now = _walk(self.model)
+        if len(now) == len(self._seen) and all(map(_same, self._seen, now)):
+            return
+        compare_tensors(self.tensors, tensors_of(self.model), "the model now")
+        changed = next(new[0] for old, new in zip(self._seen, now, strict=True) if not _same(old, new))
+        raise ContractError(
+            f"parameter {changed!r} was replaced by another object, or moved, since the accumulator was made; "
+            "its gradients would be lost: make a new Accumulator after changing the model"
+        )
+
+
+def _walk(model: nn.Module) -> list[_Seen]:
+    return [
+        (name, parameter, parameter.dtype, parameter.shape, parameter.requires_grad, parameter.device)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    ]
+
+
+def _same(old: _Seen, new: _Seen) -> bool:
+    return old[1] is new[1] and old[0] == new[0] and old[2:] == new[2:]
+
+
+def _refuse_kind(name: str, parameter: nn.Parameter, work: torch.dtype) -> None:
+    if type(parameter.data) is not Tensor:
+        kind = type(parameter.data).__name__
+        raise PlacementError(f"parameter {name!r} is a {kind}; this version sums plain tensors on one process only")
+    if parameter.numel() == 0:
+        raise ContractError(
+            f"parameter {name!r} has shape {list(parameter.shape)} and no elements; remove or freeze it"
+        )
+    if parameter.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        raise ContractError(f"parameter {name!r} is {parameter.dtype}; only real floating parameters can be trained")
+    if parameter.dtype == torch.float64 and work != torch.float64:
+        raise ContractError(f'parameter {name!r} is float64: its sums need dtype="float64"')
+
+
+def _refuse_shared_memory(parameters: dict[str, nn.Parameter]) -> None:
+    spans = sorted(
+        (parameter.data_ptr(), parameter.data_ptr() + parameter.numel() * parameter.element_size(), name)
+        for name, parameter in parameters.items()
+    )
+    for (_, end, first), (start, _, second) in pairwise(spans):
+        if start < end:
+            raise ContractError(
+                f"parameters {first!r} and {second!r} are two objects over the same memory; "
+                "tie them by assigning one nn.Parameter to both places"
+            )
+
+
+def _refuse_sparse(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise GradientError(f"module {name!r} makes sparse gradients, which have no sum here; use sparse=False")

@@ -1,0 +1,224 @@
+"""The saved form of a window, and everything that must hold before one is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Final, cast, final
+
+import torch
+from torch import Tensor
+
+from augend._accumulate._contract import WORK_DTYPES, Contract, TensorContract, compare_tensors
+from augend._accumulate._window import Window
+from augend._numerics import COUNT_LIMIT, Moments
+from augend.errors import ContractError, StateError
+
+STATE_VERSION: Final = 1
+_KEYS: Final = frozenset(
+    {"version", "contract", "microbatches", "rows_done", "loose", "moments", "present", "sums", "updates", "finished"}
+)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AccumulatorState:
+    """The counters of a window: what its sums were multiplied by, and what they must be divided by.
+
+    Args:
+        dtype: Work dtype of the sums.
+        loss_scale: What every loss sum was multiplied by.
+        count: Items (or weight) that the first term's sums cover.
+        microbatches: How many were made, those that counted nothing included.
+        moments: The exact moments of every term, its count among them.
+    """
+
+    dtype: str
+    loss_scale: float
+    count: int | float
+    microbatches: int
+    moments: Mapping[str, Moments] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def of(contract: Contract, microbatches: int, moments: Mapping[str, Moments]) -> AccumulatorState:
+        """Return the counters of a window."""
+        count = plain_count(moments[contract.terms[0]].count)
+        return AccumulatorState(contract.dtype, contract.loss_scale, count, microbatches, moments)
+
+
+def plain_count(count: Fraction) -> int | float:
+    """Return an exact count as an int where it is whole, else as the nearest float."""
+    return int(count) if count.denominator == 1 else float(count)
+
+
+def write_state(window: Window, contract: Contract) -> dict[str, object]:
+    """Return a copy of a window: tensors under ``"sums"``, plain numbers, strings and lists elsewhere.
+
+    ``updates`` and ``finished`` are the accumulator's own and added by it.
+    """
+    moments = window.moments()
+    return {
+        "version": STATE_VERSION,
+        "contract": contract.to_plain(),
+        "microbatches": window.microbatches,
+        "rows_done": window.rows_done,
+        "loose": window.loose,
+        "moments": {term: one.to_plain() for term, one in moments.items()},
+        "present": {term: sorted(sums) for term, sums in window.sums.items()},
+        "sums": {term: {name: one.clone() for name, one in sums.items()} for term, sums in window.sums.items()},
+    }
+
+
+def read_state(state: Mapping[str, object], contract: Contract, limit: int) -> tuple[Window, int, object]:
+    """Build a new window from a saved one, after checking every field; the given state is only read.
+
+    The window's sums are the state's own tensors: copy them before they are added to. Returned with it are the number
+    of updates and the record of the last finish, unread.
+
+    Args:
+        state: What ``write_state`` returned, perhaps from another process.
+        contract: The live contract, which the saved one must equal.
+        limit: The most micro-batches that a window may hold.
+
+    Raises:
+        StateError: A field is missing, unknown, of another type, or out of its domain; names it.
+        ContractError: The saved contract differs from the live one; says in what.
+    """
+    _check_keys("the state", state, _KEYS)
+    if state["version"] != STATE_VERSION or isinstance(state["version"], bool):
+        raise StateError(f"version must be {STATE_VERSION}; got {state['version']!r}: written by another augend")
+    _check_contract(state["contract"], contract)
+    work = _work(contract)
+    window = Window(contract.terms, work)
+    window.microbatches = _whole("microbatches", state["microbatches"], limit)
+    window.rows_done = _whole("rows_done", state["rows_done"], COUNT_LIMIT)
+    window.loose = _flag("loose", state["loose"])
+    moments = _table("moments", state["moments"], contract.terms)
+    present = _table("present", state["present"], contract.terms)
+    sums = _table("sums", state["sums"], contract.terms)
+    for term in contract.terms:
+        saved = _moments(term, moments[term])
+        window.add_moments({term: saved})
+        window.sums[term] = _sums(term, sums[term], present[term], contract, work)
+        _check_counters(term, saved, window)
+    return window, _whole("updates", state["updates"], COUNT_LIMIT), state["finished"]
+
+
+def state_of_sums(
+    gradients: Mapping[str, Tensor] | Mapping[str, Mapping[str, Tensor]], counters: AccumulatorState, contract: Contract
+) -> dict[str, object]:
+    """Return the state of a window that holds sums which were drained from another.
+
+    Raises:
+        ContractError: The counters' dtype or loss scale is not the contract's.
+    """
+    for name in ("dtype", "loss_scale"):
+        if getattr(counters, name) != getattr(contract, name):
+            raise ContractError(
+                f"the sums' {name} is {getattr(counters, name)}, the contract's {getattr(contract, name)}"
+            )
+    window = Window(contract.terms, _work(contract))
+    window.microbatches = counters.microbatches
+    window.loose = counters.microbatches > 0
+    window.add_moments(counters.moments)
+    by_term = gradients if len(contract.terms) > 1 else {contract.terms[0]: gradients}
+    for term, sums in cast("Mapping[str, Mapping[str, Tensor]]", by_term).items():
+        window.sums[term] = dict(sums)
+    return {**write_state(window, contract), "updates": 0, "finished": None}
+
+
+def _check_keys(what: str, got: object, expected: frozenset[str] | set[str]) -> None:
+    if not isinstance(got, Mapping):
+        raise StateError(f"{what} must be a dictionary; got {type(got).__name__}")
+    if missing := expected - got.keys():
+        raise StateError(f"{what} lacks {min(missing)!r}")
+    if extra := got.keys() - expected:
+        raise StateError(f"{what} has an unknown entry {min(map(str, extra))!r}")
+
+
+def _table(what: str, got: object, terms: tuple[str, ...]) -> Mapping[str, object]:
+    _check_keys(what, got, set(terms))
+    return cast("Mapping[str, object]", got)
+
+
+def _whole(name: str, value: object, limit: int) -> int:
+    if type(value) is not int or not 0 <= value <= limit:
+        raise StateError(f"{name} must be a whole number from 0 to {limit}; got {value!r}")
+    return value
+
+
+def _flag(name: str, value: object) -> bool:
+    if type(value) is not bool:
+        raise StateError(f"{name} must be true or false; got {value!r}")
+    return value
+
+
+def _work(contract: Contract) -> torch.dtype:
+    return WORK_DTYPES[contract.dtype]
+
+
+def _check_contract(saved: object, live: Contract) -> None:
+    """Compare field by field, so that the message names what differs rather than printing two contracts."""
+    expected = live.to_plain()
+    _check_keys("contract", saved, set(expected))
+    plain = cast("Mapping[str, object]", saved)
+    for name in ("dtype", "loss_scale", "terms"):
+        if plain[name] != expected[name]:
+            raise ContractError(f"{name} {plain[name]!r} was saved, and the accumulator has {expected[name]!r}")
+    compare_tensors(_read_tensors(plain["tensors"]), live.tensors, "the accumulator's model")
+
+
+def _read_tensors(plain: object) -> dict[str, TensorContract]:
+    if not isinstance(plain, Mapping):
+        raise StateError(f"contract.tensors must be a dictionary; got {type(plain).__name__}")
+    tensors = {}
+    for name, one in plain.items():
+        _check_keys(f"contract.tensors[{name!r}]", one, {"shape", "dtype", "trainable", "tied"})
+        if not isinstance(one["shape"], list) or not isinstance(one["tied"], list):
+            raise StateError(f"contract.tensors[{name!r}]: shape and tied must be lists")
+        trainable = _flag(f"contract.tensors[{name!r}].trainable", one["trainable"])
+        tensors[str(name)] = TensorContract(tuple(one["shape"]), one["dtype"], trainable, tuple(one["tied"]))
+    return tensors
+
+
+def _moments(term: str, plain: object) -> Moments:
+    if not isinstance(plain, dict):
+        raise StateError(f"moments[{term!r}] must be a dictionary; got {type(plain).__name__}")
+    try:
+        moments = Moments.from_plain(plain)
+    except (ValueError, ZeroDivisionError) as error:
+        raise StateError(f"moments[{term!r}]: {error}") from error
+    if not 0 <= moments.count <= COUNT_LIMIT:
+        raise StateError(f"the count of term {term!r} must be from 0 to 2^63 - 1; got {moments.count}")
+    if moments.rows < 0 or moments.total_total < 0 or moments.count_count < 0:
+        raise StateError(f"moments[{term!r}]: rows and sums of squares cannot be negative")
+    return moments
+
+
+def _sums(term: str, got: object, present: object, contract: Contract, work: torch.dtype) -> dict[str, Tensor]:
+    if not isinstance(present, list) or not all(isinstance(name, str) for name in present):
+        raise StateError(f"present[{term!r}] must be a list of parameter names; got {present!r}")
+    where = f"sums[{term!r}]"
+    _check_keys(where, got, set(present))
+    sums = {}
+    for name, tensor in cast("Mapping[str, object]", got).items():
+        agreed = contract.tensors.get(name)
+        if agreed is None or not agreed.trainable:
+            kind = "unknown" if agreed is None else "frozen"
+            raise StateError(f"{where} holds a tensor for the {kind} parameter {name!r}")
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
+            raise StateError(f"{where}[{name!r}] must be a dense tensor; got {type(tensor).__name__}")
+        if tensor.dtype != work or tuple(tensor.shape) != agreed.shape:
+            expected = f"{work} of shape {list(agreed.shape)}"
+            raise StateError(f"{where}[{name!r}] must be {expected}; got {tensor.dtype} of {list(tensor.shape)}")
+        sums[name] = tensor.detach()
+    return sums
+
+
+def _check_counters(term: str, moments: Moments, window: Window) -> None:
+    """Refuse counters without sums and sums without counters."""
+    if window.microbatches == 0 and (window.sums[term] or moments != Moments() or window.rows_done or window.loose):
+        raise StateError(f"no micro-batch was made, yet term {term!r} has sums or counts")
+    if moments.count and not window.sums[term]:
+        raise StateError(f"term {term!r} counts {moments.count} items and has no sum of gradients")

@@ -1,0 +1,399 @@
+"""Accumulator: whole sums of the gradients of a batch, however it is cut.
+
+The story in order: ``microbatches`` offers the parts of a batch, ``backward`` (or ``add``) puts each into the window,
+``step`` (or ``finish``, ``finish_mean``, ``finish_sums``) ends the batch, ``state_dict`` saves what is pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, final
+
+import torch
+from torch import Tensor, nn
+
+from augend._accumulate import (
+    AccumulatorState,
+    BatchLike,
+    Contract,
+    MicrobatchLike,
+    Pending,
+    Window,
+    check_words,
+    offer,
+    read_state,
+    state_of_sums,
+    write_state,
+)
+from augend._finish import (
+    Empty,
+    Finished,
+    FinishOptions,
+    Means,
+    NonFinite,
+    Optimizers,
+    Policy,
+    Sums,
+    as_optimizers,
+    end_batch,
+    mean_of,
+)
+from augend._group import rank_and_world
+from augend._tally import Tally
+from augend.errors import PlacementError, StateError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+M = TypeVar("M", bound=MicrobatchLike)
+Gradients = Mapping[str, Tensor]
+
+
+@final
+class Accumulator:
+    """Sums the gradients of loss sums over a batch, and divides once, at its end, by the global count.
+
+    One sum per parameter in the work dtype, whatever the parameter's own dtype. Gradients are moved into the sums as
+    autograd produces them, so only one micro-batch's activations and about one live gradient are held at a time.
+
+    Args:
+        model: The module to train. Its trainable parameters are fixed from here on; tied ones count once.
+        dtype: Work dtype of the sums: ``"float32"`` or ``"float64"``.
+        loss_scale: Every loss sum is multiplied by this before backward, and the mean divided by it; for 16-bit
+            backward passes whose small gradients would vanish. Positive and finite in the work dtype.
+        mesh: Only None in this version: one process.
+        sync: When ranks are added; on one process both mean the same.
+        terms: Names of the loss terms. Each keeps its own sums and count and costs one more backward.
+        unused: ``"error"`` leaves a parameter without any gradient alone (no state, no decay); ``"zero"`` hands the
+            optimizer zeros for it.
+        foreign: What to do with a gradient that something else left in ``.grad``: refuse it by name, or drop it (for
+            loops in which another model's loss flows through this one).
+        max_microbatches: The most micro-batches of one batch, over all ranks.
+
+    Raises:
+        ContractError: An argument is out of its domain, or a parameter cannot be trained.
+        GradientError: The model makes sparse gradients.
+        PlacementError: A mesh was given, the world is larger than one, or a parameter is not a plain tensor.
+
+    Numerics:
+        Against the exact sum of the micro-batch gradients gᵢ that autograd produced, per element, without clipping:
+        ``|error| <= γ(k) · Σ|gᵢ| / N`` with k = micro-batches + 4, γ(k) = k·u / (1 - k·u), u = 2⁻²⁴ in float32 and
+        2⁻⁵³ in float64 (Higham 2002, §4.2).
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> grads = augend.Accumulator(model)
+        >>> for x, count in ((3.0, 1), (8.0, 4)):  # gradient sums 3 and 8 over 1 and 4 items
+        ...     total = model(torch.tensor([[x]])).sum(dim=1)  # [rows]
+        ...     grads.backward(augend.Tally(total, torch.tensor([count])))
+        >>> grads.finish().count
+        5
+        >>> model.weight.grad  # (3 + 8) / 5, not the mean of 3/1 and 8/4
+        tensor([[2.2000]])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        dtype: str = "float32",
+        loss_scale: float = 1.0,
+        mesh: DeviceMesh | None = None,
+        sync: Literal["every", "last"] = "every",
+        terms: Sequence[str] = ("loss",),
+        unused: Literal["error", "zero"] = "error",
+        foreign: Literal["error", "drop"] = "error",
+        max_microbatches: int = 65_536,
+    ) -> None:
+        check_words(sync=(sync, ("every", "last")), unused=(unused, ("error", "zero")))
+        check_words(foreign=(foreign, ("error", "drop")))
+        _, world = rank_and_world(mesh)
+        if world > 1:
+            raise PlacementError(f"this version accumulates on one process, and the process group has {world} ranks")
+        self._pending = Pending(
+            model,
+            dtype=dtype,
+            loss_scale=float(loss_scale),
+            terms=(terms,) if isinstance(terms, str) else tuple(terms),
+            foreign=foreign,
+            max_microbatches=max_microbatches,
+        )
+        self._unused = unused
+        self._updates = 0
+        self._last: Finished | None = None
+
+    # ---------------------------------------------------------------- a batch, part by part
+
+    def microbatches(self, batch: BatchLike[M], together: Sequence[Accumulator] = ()) -> Iterator[M]:
+        """Offer the micro-batches of a batch that are not done yet, each to exactly one ``backward`` (or ``add``).
+
+        Marks the current micro-batch, seeds the random generators for it, and keeps the position of the data. After
+        a resume only what was not done is offered; a batch that was finished before the save offers nothing.
+
+        Collective: every rank runs the loop's body for each micro-batch that it is offered.
+
+        Args:
+            batch: The batch at the data's position.
+            together: Other accumulators that also get one backward for each of these micro-batches.
+
+        Raises:
+            StateError: The batch is over, the window does not agree with it, or a micro-batch got no backward.
+        """
+        return offer(batch, [(one, one._pending) for one in (self, *together)])  # noqa: SLF001  # of its own class
+
+    def backward(self, tally: Tally | Mapping[str, Tally], retain_graph: bool = False) -> None:  # noqa: FBT001, FBT002  # DESIGN's signature, as torch's
+        """Run backward on the loss sum of one micro-batch and add its gradients, totals and counts to the window.
+
+        The loss sum is cast to the work dtype, multiplied by the loss scale, and differentiated. Values are judged at
+        finish, so that a GPU never waits here.
+
+        Collective: every rank calls it equally often, also with a count of 0.
+
+        Args:
+            tally: The loss of each row, ``[rows]``; with several terms, every term's by name.
+            retain_graph: Keep the graph, as in ``torch.Tensor.backward``.
+
+        Raises:
+            TallyError: Not a tally, not every term's, or not one number for each row of the micro-batch.
+            GradientError: A parameter holds a foreign ``.grad``.
+            ContractError: The model's parameters are not those that the accumulator was made for.
+            StateError: A second backward for one micro-batch, too many micro-batches, or a window that cannot go on.
+        """
+        self._pending.backward(self._pending.terms.tallies(tally), retain_graph=retain_graph)
+
+    def add(
+        self,
+        gradients: Gradients | Mapping[str, Gradients],
+        count: float | Fraction | Mapping[str, float | Fraction],
+        *,
+        summed: bool = False,  # noqa: ARG002  # of one process, both are the same
+    ) -> None:
+        """Add gradients that were made elsewhere; counts as one micro-batch.
+
+        Its loss is not known, so the window's ``losses`` become NaN; gradients, count and norm stay exact.
+
+        Collective: as ``backward``.
+
+        Args:
+            gradients: Name to gradient of ``loss_scale`` times a loss SUM, shaped like the parameter and of any real
+                floating dtype; copied. With several terms, term to such a mapping.
+            count: The items (a whole number) or the weight that they cover; with several terms, one for each.
+            summed: The gradients are already summed over ranks.
+
+        Raises:
+            GradientError: A gradient is of an unknown or frozen parameter or does not fit it, a count comes without
+                any gradient, or a parameter holds a foreign ``.grad``.
+            TallyError: A count is negative or not finite, or a term is missing or unknown.
+            ContractError, StateError: As ``backward``.
+        """
+        terms = self._pending.terms
+        self._pending.add(terms.gradients(gradients), terms.counts(count))
+
+    # ---------------------------------------------------------------- the end of a batch
+
+    def finish_sums(self) -> Sums:
+        """Hand over the undivided, still scaled sums and empty the window; allowed on an empty one.
+
+        Collective.
+
+        Raises:
+            StateError: Rows of the open batch were not offered, or the batch was finished before a resume.
+            TallyError, GradientError, CounterOverflowError: A value was refused; the window cannot go on.
+        """
+        self._check_replay()
+        self._pending.check_drain()
+        sums = Sums(self.pending, self.state)
+        self._pending.drain()
+        return sums
+
+    def finish_mean(
+        self,
+        *,
+        term_weights: Mapping[str, float] | None = None,
+        empty: Empty = "raise",
+        nonfinite: NonFinite = "raise",
+    ) -> Means:
+        """Hand over the mean gradient in the work dtype, unclipped, and empty the window; ``.grad`` is untouched.
+
+        Collective. Arguments and errors are those of ``finish``, with one more StateError: the batch was finished
+        before a resume.
+        """
+        policy = Policy(term_weights=term_weights, empty=empty, nonfinite=nonfinite)
+        self._check_replay()
+        self._pending.check_drain()
+        mean = mean_of(self._pending.window, self.contract.loss_scale, policy)
+        means = Means({} if mean.skipped else mean.form(1.0), self.state, skipped=mean.skipped)
+        self._pending.drain()
+        return means
+
+    def finish(
+        self,
+        *,
+        max_norm: float | None = None,
+        eps: float = 0.0,
+        term_weights: Mapping[str, float] | None = None,
+        empty: Empty = "raise",
+        nonfinite: NonFinite = "raise",
+    ) -> Finished:
+        """Write the clipped mean gradient to ``.grad``, in each parameter's dtype, and empty the window.
+
+        The gradient is the caller's until the next ``backward``, which drops it.
+
+        Collective: every rank, equally often.
+
+        Args:
+            max_norm: Largest allowed 2-norm of the mean gradient; None leaves it alone.
+            eps: The scale is ``min(1, max_norm / (norm + eps))``; torch's own clipping has 1e-6 here.
+            term_weights: Factor of each term in the sum of the terms' means; 1.0 where not given.
+            empty: When nothing was counted: raise (and keep the window), skip the batch, divide by one, or write
+                exact zeros.
+            nonfinite: When a gradient or a row's total is inf or nan: raise (the window is kept but cannot go on),
+                skip the batch, or go on with it.
+
+        Returns:
+            Count, norm before clipping, scale, and every term's loss with its standard error.
+
+        Raises:
+            EmptyWindowError: Nothing was counted.
+            NonFiniteError: A gradient or total is inf or nan, or a mean does not fit its parameter's dtype; names it.
+            TallyError, GradientError, CounterOverflowError: A count was negative or not finite, came without any
+                gradient, or sums to more than 2^63 - 1. The window cannot go on.
+            StateError: Rows of the open batch were not offered yet.
+            ContractError: An argument is out of its domain, or the model changed.
+
+        Numerics:
+            The factor is formed in float64 and rounded once; see the class for the bound. The norm's relative error
+            is at most 1e-12, whatever the magnitudes.
+        """
+        policy = Policy(max_norm=max_norm, eps=eps, term_weights=term_weights, empty=empty, nonfinite=nonfinite)
+        return self._finish((), policy)
+
+    def step(self, optimizer: Optimizers, **options: Unpack[FinishOptions]) -> Finished:
+        """Finish the batch, step the optimizer (or several) once, and leave no ``.grad`` behind.
+
+        Collective: every rank, equally often.
+
+        Args:
+            optimizer: A torch optimizer, or several that together hold every trained parameter once.
+            **options: Those of ``finish``.
+
+        Returns:
+            As ``finish``; ``update`` counts this step unless a policy skipped it.
+
+        Raises:
+            ContractError: As ``finish``, and: a trained parameter is held by no optimizer or by two, or an optimizer
+                needs a closure.
+            EmptyWindowError, NonFiniteError, TallyError, GradientError, CounterOverflowError, StateError: As
+                ``finish``.
+        """
+        return self._finish(as_optimizers(optimizer, self._pending.slots.parameters), Policy(**options))
+
+    def _finish(self, optimizers: Sequence[torch.optim.Optimizer], policy: Policy) -> Finished:
+        if self._pending.course.replayed and self._last is not None:
+            self._pending.course.close()  # the batch was finished before the save: its record, and no second update
+            return self._last
+        self._check_replay()
+        done = end_batch(self._pending, optimizers, policy, updates=self._updates, unused=self._unused)
+        self._last, self._updates = done, done.update
+        return done
+
+    def _check_replay(self) -> None:
+        if self._pending.course.replayed:
+            raise StateError("this batch was finished before it was loaded, and its sums were handed over then")
+
+    # ---------------------------------------------------------------- looking in
+
+    def norm(self) -> float:
+        """Return the 2-norm of the pending mean gradient (terms weighted 1.0), or nan if nothing was counted.
+
+        Collective. Read-only; waits for the device.
+
+        Raises:
+            StateError, TallyError, GradientError, CounterOverflowError: As ``finish``.
+        """
+        policy = Policy(empty="skip", nonfinite="allow")
+        return mean_of(self._pending.window, self.contract.loss_scale, policy).norm
+
+    @property
+    def pending(self) -> Mapping[str, Tensor] | Mapping[str, Mapping[str, Tensor]]:
+        """Name to pending sum, for parameters that had a gradient; with several terms, term to such a mapping.
+
+        Read-only; the tensors are live and belong to the accumulator.
+        """
+        views = {term: MappingProxyType(sums) for term, sums in self._pending.window.sums.items()}
+        return MappingProxyType(views) if self._pending.terms.several else next(iter(views.values()))
+
+    @property
+    def contract(self) -> Contract:
+        """What the sums belong to: parameters, work dtype, loss scale and terms."""
+        return self._pending.contract
+
+    @property
+    def state(self) -> AccumulatorState:
+        """The counters of the window, exactly. Waits for the device; raises as ``finish`` on refused values."""
+        window = self._pending.window
+        return AccumulatorState.of(self.contract, window.microbatches, window.moments())
+
+    # ---------------------------------------------------------------- dropping, saving, loading
+
+    def reset(self) -> None:
+        """Drop the window; the open batch, if any, counts as not begun and can be offered again."""
+        self._pending.swap(Window(self.contract.terms, self._pending.work))
+
+    def state_dict(self) -> dict[str, object]:
+        """Return a copy of all that is pending: sums, counts, moments, the last finish.
+
+        Tensors stand under ``"sums"`` only, keyed by term and parameter name; everything else is plain numbers,
+        strings, lists and dictionaries that JSON keeps exactly. A micro-batch without its backward is not in it.
+
+        Collective.
+
+        Raises:
+            StateError, TallyError, GradientError, CounterOverflowError: The window cannot go on.
+        """
+        last = None if self._last is None else self._last.to_plain()
+        return {**write_state(self._pending.window, self.contract), "updates": self._updates, "finished": last}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Replace all that is pending by a saved state, after checking every part of it against the live model.
+
+        A refused state leaves the accumulator as it was, to the bit.
+
+        Collective.
+
+        Args:
+            state: What ``state_dict`` returned; only read.
+
+        Raises:
+            StateError: A field is missing, unknown, of another type, or out of its domain; names it.
+            ContractError: Model, dtype, loss scale or terms differ; names what.
+        """
+        self._pending.slots.check()
+        window, updates, last = read_state(state, self.contract, self._pending.max_microbatches)
+        finished = None if last is None else Finished.from_plain(last)
+        for sums in window.sums.values():
+            for name, tensor in sums.items():
+                sums[name] = self._pending.like(name, tensor)
+        self._pending.swap(window)
+        self._updates, self._last = updates, finished
+
+    @classmethod
+    def from_sums(cls, model: nn.Module, sums: Sums, contract: Contract) -> Accumulator:
+        """Make an accumulator that goes on from drained sums.
+
+        Args:
+            model: A module that fits the contract.
+            sums: What ``finish_sums`` returned, perhaps of another process.
+            contract: The contract under which the sums were made.
+
+        Raises:
+            ContractError: The model does not fit the contract, or the sums' dtype or loss scale is another.
+            StateError: Sums and counters do not fit each other.
+        """
+        contract.validate(model)
+        made = cls(model, dtype=contract.dtype, loss_scale=contract.loss_scale, terms=contract.terms)
+        made.load_state_dict(state_of_sums(sums.gradients, sums.state, contract))
+        return made

@@ -1,0 +1,21 @@
+"""The end of a batch: reduce, divide once, measure the norm, apply the policies, hand over to the optimizer."""
+
+from augend._finish._apply import Optimizers, as_optimizers
+from augend._finish._end import end_batch
+from augend._finish._mean import mean_of
+from augend._finish._policy import Empty, FinishOptions, NonFinite, Policy
+from augend._finish._results import Finished, Means, Sums
+
+__all__ = [
+    "Empty",
+    "FinishOptions",
+    "Finished",
+    "Means",
+    "NonFinite",
+    "Optimizers",
+    "Policy",
+    "Sums",
+    "as_optimizers",
+    "end_batch",
+    "mean_of",
+]

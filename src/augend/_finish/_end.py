@@ -1,0 +1,55 @@
+"""The end of a batch in order: check, decide, empty the window, write, step, record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from augend._accumulate import Pending
+from augend._finish._apply import take_step, targets_of, write_gradients
+from augend._finish._mean import judge_narrowing, mean_of
+from augend._finish._policy import Policy
+from augend._finish._results import Finished
+
+_STEP_FAILED: Final = "an exception left optimizer.step(), so the update may be half taken"
+
+
+def end_batch(
+    pending: Pending, optimizers: Sequence[torch.optim.Optimizer], policy: Policy, *, updates: int, unused: str
+) -> Finished:
+    """Finish the window, step the optimizers if there are any, and return the record.
+
+    Everything that can be refused is refused before the window is touched.
+
+    Args:
+        pending: The accumulator's window and what belongs to it.
+        optimizers: Those to step; with none, the gradient stays in ``.grad``.
+        policy: Clipping, weights, and what to do with nothing and with nan.
+        updates: Steps really taken before this one.
+        unused: ``"zero"`` gives parameters without any gradient zeros.
+    """
+    pending.check_drain()
+    pending.taker.check_foreign()
+    targets = targets_of(pending.slots.parameters, optimizers)
+    mean = mean_of(pending.window, pending.contract.loss_scale, policy)
+    scale = 1.0 if mean.skipped else policy.scale(mean.norm)
+    mean = judge_narrowing(mean, scale, targets, policy, pending.window)
+    microbatches = pending.window.microbatches
+    pending.drain()
+    pending.taker.drop()
+    if not mean.skipped:
+        pending.window.broken = _STEP_FAILED
+        gradients = mean.form(scale)
+        if unused == "zero":
+            for name, parameter in pending.slots.parameters.items():
+                gradients.setdefault(name, torch.zeros_like(parameter, dtype=pending.work))
+        pending.taker.written = write_gradients(gradients, targets)
+        if optimizers:
+            take_step(optimizers, targets)
+            pending.taker.written = {}
+        pending.window.broken = None
+    taken = updates + (not mean.skipped)
+    scale = 1.0 if mean.skipped else scale
+    return Finished(mean.count, microbatches, mean.norm, scale, mean.skipped, taken, mean.losses())

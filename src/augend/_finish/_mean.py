@@ -1,0 +1,135 @@
+"""From a window's sums to one mean gradient: counts, terms, norm and policies, all before anything is changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from augend._accumulate import Window, plain_count
+from augend._finish._divide import divide_
+from augend._finish._policy import Policy
+from augend._numerics import Moments, norm
+from augend.errors import EmptyWindowError, NonFiniteError
+from augend.metrics import Estimate
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean gradient that is not formed yet: undivided sums, and the two divisors that belong to them."""
+
+    sums: dict[str, Tensor]
+    divisors: tuple[float, float]  # the loss scale, the count
+    norm: float
+    skipped: bool
+    moments: dict[str, Moments]
+
+    @property
+    def count(self) -> int | float:
+        """What the first term's sums cover."""
+        return plain_count(next(iter(self.moments.values())).count)
+
+    def losses(self) -> dict[str, Estimate]:
+        """Return every term's value and standard error."""
+        return {term: Estimate.ratio(one) for term, one in self.moments.items()}
+
+    def form(self, scale: float) -> dict[str, Tensor]:
+        """Divide, and multiply by ``scale``; overwrites the sums."""
+        return {name: divide_(tensor, self.divisors, scale) for name, tensor in self.sums.items()}
+
+
+def mean_of(window: Window, loss_scale: float, policy: Policy) -> Mean:
+    """Decide what a window's mean gradient is, without changing the window.
+
+    Raises:
+        ContractError: A weight is of no term.
+        EmptyWindowError: Nothing was counted, and the policy says so (or no micro-batch was made at all).
+        NonFiniteError: A sum or a total is inf or nan, and the policy says so. The window cannot go on.
+        TallyError, GradientError, CounterOverflowError: As ``Window.moments``.
+    """
+    weights = policy.weights(tuple(window.sums))
+    moments = window.moments()
+    counts = {term: float(one.count) for term, one in moments.items()}
+    divisors = (loss_scale, 1.0)
+    if not any(counts.values()):
+        if policy.empty == "skip":
+            return Mean({}, divisors, math.nan, skipped=True, moments=moments)
+        if policy.empty == "raise" or window.microbatches == 0:
+            raise EmptyWindowError(
+                f"nothing was counted since the last finish ({window.microbatches} micro-batches were made): there is "
+                'no mean. Supervise at least one item, or choose empty="skip", "one" or "zero"'
+            )
+        counts = dict.fromkeys(counts, 1.0)
+    sums, count = _combine(window, weights, counts)
+    if policy.empty == "zero" and not any(one.count for one in moments.values()):
+        sums = {name: torch.zeros_like(tensor) for name, tensor in sums.items()}
+    length = norm(sums.values()) / loss_scale / count
+    mean = Mean(sums, (loss_scale, count), length, skipped=False, moments=moments)
+    return _judged(mean, _non_finite(mean), policy, window)
+
+
+def judge_narrowing(
+    mean: Mean, scale: float, targets: Mapping[str, nn.Parameter], policy: Policy, window: Window
+) -> Mean:
+    """Apply the policy to means that are finite but too large for their parameter's dtype.
+
+    Raises:
+        NonFiniteError: One is, and the policy says so. The window cannot go on.
+    """
+    for name, tensor in mean.sums.items() if not mean.skipped else ():
+        target = targets[name]
+        if target.dtype == tensor.dtype:
+            continue
+        largest = float(torch.linalg.vector_norm(tensor, ord=math.inf)) / mean.divisors[0] / mean.divisors[1] * scale
+        if math.isfinite(largest) and math.isinf(torch.tensor(largest, dtype=torch.float64).to(target.dtype)):
+            fault = f"the mean gradient of parameter {name!r} reaches {largest:.6g}, which {target.dtype} cannot hold"
+            return _judged(mean, fault, policy, window)
+    return mean
+
+
+def _judged(mean: Mean, fault: str | None, policy: Policy, window: Window) -> Mean:
+    if fault is None or policy.nonfinite == "allow":
+        return mean
+    if policy.nonfinite == "skip":
+        return replace(mean, skipped=True)
+    window.broken = fault
+    raise NonFiniteError(
+        f"{fault}; the window is kept as it is. Call reset() to drop it or load_state_dict() to go back, and finish "
+        'with nonfinite="skip" to leave such batches out'
+    )
+
+
+def _combine(
+    window: Window, weights: Mapping[str, float], counts: Mapping[str, float]
+) -> tuple[dict[str, Tensor], float]:
+    """Return the gradients of Σ weight · sum / count, and the count that they still must be divided by."""
+    (first, *others) = window.sums
+    if not others and weights[first] == 1.0:
+        return dict(window.sums[first]), counts[first]
+    combined: dict[str, Tensor] = {}
+    for term, sums in window.sums.items():
+        for name, tensor in sums.items():
+            if counts[term]:
+                part = divide_(tensor.clone(), (counts[term], 1.0), 1.0).mul_(weights[term])
+            else:  # nothing was counted: exact zeros, whatever the masked rows left behind
+                part = torch.zeros_like(tensor)
+            combined[name] = combined[name].add_(part) if name in combined else part
+    return combined, 1.0
+
+
+def _non_finite(mean: Mean) -> str | None:
+    """Say where the first inf or nan is, or None."""
+    if not math.isfinite(mean.norm):
+        for name, tensor in mean.sums.items():
+            if not bool(torch.isfinite(tensor).all()):
+                return f"the gradient of parameter {name!r} holds an inf or a nan"
+        return f"the norm of the mean gradient is {mean.norm}, although every sum is finite"
+    for term, one in mean.moments.items():
+        if not one.finite:
+            return f"a row's total of term {term!r} is inf or nan, although all gradients are finite"
+    return None

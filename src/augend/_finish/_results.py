@@ -1,0 +1,112 @@
+"""What a finish returns: plain numbers, equal on all ranks, and mappings of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+from torch import Tensor
+
+from augend._accumulate import AccumulatorState
+from augend.errors import StateError
+from augend.metrics import Estimate
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One batch, finished.
+
+    Args:
+        count: Items (or weight) of the first term in the batch.
+        microbatches: How many were made, those that counted nothing included.
+        norm: 2-norm of the mean gradient before clipping.
+        scale: What clipping multiplied the mean gradient by, at most 1.
+        skipped: True if a policy dropped the batch: no gradient was written and no step taken.
+        update: Steps really taken so far, this one included; a schedule's clock.
+        losses: For every term its value and standard error over the rows of the batch.
+    """
+
+    count: int | float
+    microbatches: int
+    norm: float
+    scale: float
+    skipped: bool
+    update: int
+    losses: Mapping[str, Estimate]
+
+    @property
+    def loss(self) -> Estimate:
+        """The estimate of the only term.
+
+        Raises:
+            StateError: There are several terms; take one from ``losses``.
+        """
+        if len(self.losses) != 1:
+            raise StateError(f"there are several loss terms; take one of losses[...]: {', '.join(self.losses)}")
+        return next(iter(self.losses.values()))
+
+    def to_plain(self) -> dict[str, object]:
+        """Return the record as plain numbers, strings and dictionaries."""
+        losses = {
+            term: {"value": one.value, "error": one.error, "count": one.count} for term, one in self.losses.items()
+        }
+        return {
+            "count": self.count,
+            "microbatches": self.microbatches,
+            "norm": self.norm,
+            "scale": self.scale,
+            "skipped": self.skipped,
+            "update": self.update,
+            "losses": losses,
+        }
+
+    @staticmethod
+    def from_plain(plain: object) -> Finished:
+        """Read what ``to_plain`` returned.
+
+        Raises:
+            StateError: A field is missing, unknown or of another type.
+        """
+        try:
+            fields = dict(plain)  # type: ignore[call-overload]  # anything that is no mapping is a TypeError below
+            losses = {term: Estimate(**one) for term, one in fields.pop("losses").items()}
+            done = Finished(**fields, losses=losses)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise StateError(f"the saved record of the last finish is not one: {error}") from error
+        kinds = {"microbatches": int, "norm": float, "scale": float, "skipped": bool, "update": int}
+        for name, kind in kinds.items():
+            if type(getattr(done, name)) is not kind:
+                raise StateError(f"the last finish's {name} must be a {kind.__name__}; got {getattr(done, name)!r}")
+        return done
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Gradients of ``loss_scale`` times the loss sums, undivided, in the work dtype.
+
+    Args:
+        gradients: Name to sum, for parameters that had a gradient; with several terms, term to such a mapping.
+        state: The counters that belong to them.
+    """
+
+    gradients: Mapping[str, Tensor] | Mapping[str, Mapping[str, Tensor]]
+    state: AccumulatorState
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Mean gradients in the work dtype: unscaled, divided by the count, not clipped.
+
+    Args:
+        gradients: Name to mean, for parameters that had a gradient; empty if a policy dropped the batch.
+        state: The counters of the batch.
+        skipped: True if a policy dropped the batch.
+    """
+
+    gradients: Mapping[str, Tensor]
+    state: AccumulatorState
+    skipped: bool = field(default=False)
