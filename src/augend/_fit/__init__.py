@@ -1,0 +1,19 @@
+"""fit and evaluate, and what they tell: built on the public API alone."""
+
+from augend._fit._evaluate import LossFunction, MetricFunction, evaluate
+from augend._fit._fit import fit
+from augend._fit._history import Begin, End, Event, History, Listener, Step, Validation
+
+__all__ = [
+    "Begin",
+    "End",
+    "Event",
+    "History",
+    "Listener",
+    "LossFunction",
+    "MetricFunction",
+    "Step",
+    "Validation",
+    "evaluate",
+    "fit",
+]
