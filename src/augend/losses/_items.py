@@ -61,7 +61,7 @@ class _Guard(torch.autograd.Function):
         (hidden,) = ctx.saved_tensors
         if torch.is_grad_enabled():
             return gradient.masked_fill(hidden, 0.0), None
-        # In place: at 32,000 classes a copy costs as much as the loss, and this gradient is ours alone.
+        # In place: at 32,000 classes a copy costs as much as the loss, and nobody else holds this gradient.
         if hidden.shape != gradient.shape and hidden.device.type == "cpu":
             # Cheaper where few items are hidden; on a GPU looking for them would make the host wait.
             return gradient.index_put_((hidden.squeeze(-1),), gradient.new_zeros(())), None
