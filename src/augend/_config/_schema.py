@@ -1,0 +1,142 @@
+"""The run file as frozen dataclasses: every key, its type, its default and its meaning, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal, TypeAlias, final
+
+from msgspec import Meta
+
+Arguments: TypeAlias = Mapping[str, object]  # TOML values by name
+AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1)]
+AboveZero: TypeAlias = Annotated[float, Meta(gt=0)]
+
+
+def _key(meaning: str, *, example: object = None) -> Meta:
+    """Return what a key is for; the example stands in error messages where there is no default to show."""
+    return Meta(description=meaning, examples=[example])
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """The model to train."""
+
+    name: Annotated[
+        str, _key("`mlp`, `llama`, or `module:factory`, a function that returns an `nn.Module`", example="llama")
+    ]
+    arguments: Arguments = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """Where the rows come from, and which part of them is held out."""
+
+    source: Annotated[
+        str,
+        _key(
+            "`docstrings`, `digits`, `text`, `pairs`, or `module:function`, a function that returns a `Source`",
+            example="docstrings",
+        ),
+    ]
+    validation: Annotated[
+        float, Meta(ge=0, lt=1), _key("the fraction of the rows that is held out; 0 holds out none")
+    ] = 0.05
+    arguments: Arguments = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimizer:
+    """What turns the mean gradient into an update."""
+
+    name: Annotated[
+        str, _key("an optimizer of `torch.optim` in lower case, or `module:factory`, which takes parameters and `lr`")
+    ] = "adamw"
+    lr: Annotated[AboveZero, _key("the learning rate, at the peak of the schedule")] = 1e-3
+    arguments: Arguments = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """How the learning rate moves with the number of updates taken."""
+
+    name: Annotated[str, _key("a function of `augend.schedules`")] = "constant"
+    arguments: Arguments = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accumulator:
+    """How the gradients of a batch's micro-batches are summed."""
+
+    dtype: Annotated[Literal["float32", "float64"], _key("the dtype of the sums")] = "float32"
+    loss_scale: Annotated[AboveZero, _key("a factor on every loss before its backward, divided out again")] = 1.0
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What happens to the mean gradient before the optimizer takes it."""
+
+    max_norm: Annotated[
+        AboveZero | None, _key("the largest 2-norm of the mean gradient; absent: no clipping", example=1.0)
+    ] = None
+    nonfinite: Annotated[
+        Literal["raise", "skip"], _key("what an inf or a nan in the sums does: stop the run, or skip the update")
+    ] = "raise"
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parallel:
+    """How many processes share the work."""
+
+    ranks: Annotated[AtLeastOne, _key("processes that train together; this version trains with 1")] = 1
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validate:
+    """When the held-out rows are looked at."""
+
+    every_steps: Annotated[
+        AtLeastOne | None, _key("steps between two validations; absent: at the end of every epoch", example=100)
+    ] = None
+    patience: Annotated[
+        AtLeastOne | None,
+        _key("validations in a row without a lower loss before the run stops; absent: never", example=5),
+    ] = None
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFile:
+    """One whole run: what ``augend fit`` reads, completes, and writes back as ``config.toml``."""
+
+    steps: Annotated[AtLeastOne | None, _key("optimizer steps to train; excludes `epochs`", example=400)] = None
+    epochs: Annotated[
+        AtLeastOne | None, _key("passes over the training rows; 1 where `steps` is absent too", example=3)
+    ] = None
+    seed: Annotated[
+        int, Meta(ge=0, le=2**63 - 1), _key("decides initial weights, split, order of the rows, and dropout")
+    ] = 0
+    batch_size: Annotated[AtLeastOne, _key("rows of one optimizer step, over all ranks")] = 64
+    microbatch_size: Annotated[
+        AtLeastOne | None,
+        _key("rows of one forward and backward; absent: 8, or `batch_size` where that is smaller", example=8),
+    ] = None
+    model: Model
+    data: Data
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    accumulator: Accumulator = field(default_factory=Accumulator)
+    step: Step = field(default_factory=Step)
+    parallel: Parallel = field(default_factory=Parallel)
+    validate: Validate = field(default_factory=Validate)
+
+
+TABLES: Final = (Model, Data, Optimizer, Schedule, Accumulator, Step, Parallel, Validate)

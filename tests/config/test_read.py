@@ -1,0 +1,164 @@
+"""Reading run files: defaults, overrides, and one line for every mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from augend._config import Setting, read
+from augend.errors import ConfigError
+
+LEAST = '[model]\nname = "llama"\n[data]\nsource = "docstrings"\n'
+
+# what is written above the tables, what below them, what --set says; then the parts that the one line must have
+MISTAKES = [
+    ("stepz = 400", "", [], ["stepz = 400", "unknown key", "did you mean step"]),
+    ("checkpoint = 1", "", [], ["checkpoint = 1", "unknown key", "known here: accumulator, batch_size"]),
+    ("", "[checkpoint]\nkeep = 2", [], ["checkpoint = {'keep': 2}", "unknown key"]),
+    ("", "[step]\nmax_nrm = 1.0", [], ["step.max_nrm = 1.0", "unknown key", "did you mean max_norm"]),
+    ("", '[parallel]\nmode = "fsdp"', [], ["parallel.mode = 'fsdp'", "unknown key", "known here: ranks"]),
+    ('steps = "many"', "", [], ["steps = 'many'", "expected int, got str", "for example steps = 400"]),
+    ("steps = 1.5", "", [], ["steps = 1.5", "expected int, got float"]),
+    ("batch_size = true", "", [], ["batch_size = true", "expected int, got bool", "for example batch_size = 64"]),
+    ("seed = [0]", "", [], ["seed = [0]", "expected int, got list"]),
+    ("", "[step]\nmax_norm = {}", [], ["step.max_norm = {}", "expected float, got table"]),
+    ('optimizer = "adamw"', "", [], ["optimizer = 'adamw'", "expected a table", "[optimizer]"]),
+    ("steps = 0", "", [], ["steps = 0", "expected int >= 1"]),
+    ("batch_size = 0", "", [], ["batch_size = 0", "expected int >= 1", "for example batch_size = 64"]),
+    ("seed = -1", "", [], ["seed = -1", "expected int >= 0"]),
+    ("batch_size = 4\nmicrobatch_size = 8", "", [], ["microbatch_size = 8", "batch_size = 4", "lower"]),
+    ("", "[optimizer]\nlr = -0.001", [], ["optimizer.lr = -0.001", "expected float > 0", "for example lr = 0.001"]),
+    ("", "[optimizer]\nlr = nan", [], ["optimizer.lr = nan", "expected float > 0"]),
+    ("", "[step]\nmax_norm = -1.0", [], ["step.max_norm = -1.0", "expected float > 0", "for example max_norm = 1.0"]),
+    ("", '[accumulator]\ndtype = "exact"', [], ["accumulator.dtype = 'exact'", "one of 'float32', 'float64'"]),
+    ("", "[accumulator]\nloss_scale = 0", [], ["accumulator.loss_scale = 0", "expected float > 0"]),
+    ("", '[step]\nnonfinite = "ignore"', [], ["step.nonfinite = 'ignore'", "one of 'raise', 'skip'"]),
+    ("", "[parallel]\nranks = 8", [], ["parallel.ranks = 8", "set 1"]),
+    ("", "[parallel]\nranks = 0", [], ["parallel.ranks = 0", "expected int >= 1"]),
+    ("steps = 4\nepochs = 2", "", [], ["steps = 4", "epochs = 2", "keep one"]),
+    ("", "[validate]\nevery_steps = 0", [], ["validate.every_steps = 0", "expected int >= 1", "every_steps = 100"]),
+    ("", "[validate]\npatience = 2", ["data.validation=0"], ["validate.patience = 2", "data.validation is 0"]),
+    ("", "[validate]\nevery_steps = 2", ["data.validation=0"], ["validate.every_steps = 2", "data.validation is 0"]),
+    ("", "", ["data.validation=1"], ["data.validation = 1", "expected float < 1"]),
+    ("", "", ["data.validation=-0.1"], ["data.validation = -0.1", "expected float >= 0"]),
+    ("steps = 4", "", ["steps.x=1"], ["steps.x = 1", "steps is 4 and no table"]),
+    ("", "", ["optimizer.lr=fast"], ["optimizer.lr = 'fast'", "expected float, got str"]),
+    ("", "", ["model.name=3"], ["model.name = 3", "expected str, got int", "llama"]),
+    ("steps =", "", [], ["not valid TOML", "line 1"]),
+    ("steps = 1\nsteps = 2", "", [], ["not valid TOML", "line 2"]),
+]
+
+# whole files in which something is missing
+LACKING = [
+    ("", ["model.name", "missing", "no default", "name = 'llama'"]),
+    ("[model]\n", ["model.name", "missing"]),
+    ('[model]\nname = "mlp"\n', ["data.source", "missing", "source = 'docstrings'"]),
+    ('[model]\nname = "mlp"\n[data]\nvalidation = 0.1\n', ["data.source", "missing"]),
+]
+
+
+def written(folder: Path, text: str) -> Path:
+    """Write a run file."""
+    path = folder / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(path: Path, settings: list[str]) -> str:
+    """Return the message with which a run file is refused."""
+    with pytest.raises(ConfigError) as caught:
+        read(path, [Setting.parse(setting) for setting in settings])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("above", "below", "settings", "parts"), MISTAKES)
+def test_a_mistake_is_one_line_with_key_value_and_remedy(tmp_path, above, below, settings, parts):
+    """Every kind of mistake is refused in one line that names the file, the key, its value and what to do."""
+    message = refusal(written(tmp_path, f"{above}\n{LEAST}{below}\n"), settings)
+    assert [] == [part for part in [str(tmp_path / "run.toml"), *parts] if part not in message]
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(("text", "parts"), LACKING)
+def test_what_has_no_default_is_asked_for(tmp_path, text, parts):
+    """A run file without model or data is refused by the key, with a line to write."""
+    message = refusal(written(tmp_path, text), [])
+    assert [] == [part for part in parts if part not in message]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    """A missing file, a directory and a file that is not UTF-8 are each refused by name."""
+    (tmp_path / "run.toml").write_bytes(b"steps = 1 # \xff")
+    assert f"{tmp_path}/none.toml: no such file" in refusal(tmp_path / "none.toml", [])
+    assert f"{tmp_path}: cannot be read as a run file: Is a directory" in refusal(tmp_path, [])
+    assert "run.toml: not UTF-8 at byte 12" in refusal(tmp_path / "run.toml", [])
+
+
+@pytest.mark.parametrize("setting", ["steps", "=4", ".steps=4", "optimizer.=4", ""])
+def test_a_setting_without_key_or_value_is_refused(setting):
+    """--set without a key or an equals sign is refused with an example."""
+    with pytest.raises(ConfigError, match=r"^--set .*: expected key=value .*--set optimizer.lr=3e-4$"):
+        Setting.parse(setting)
+
+
+def test_every_key_but_model_and_data_has_a_default(tmp_path):
+    """The shortest run file is complete: one epoch of whole batches of 64 rows in micro-batches of 8."""
+    run = read(written(tmp_path, LEAST))
+    assert (None, 1, 64, 8) == (run.steps, run.epochs, run.batch_size, run.microbatch_size)
+    assert ("adamw", 1e-3, "constant") == (run.optimizer.name, run.optimizer.lr, run.schedule.name)
+    assert ("float32", None, 1) == (run.accumulator.dtype, run.step.max_norm, run.parallel.ranks)
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(1, 1), (7, 7), (8, 8), (500, 8)])
+def test_a_microbatch_is_by_default_no_larger_than_the_batch(tmp_path, rows, expected):
+    """Where microbatch_size is absent it is 8, or the batch where that has fewer rows."""
+    assert expected == read(written(tmp_path, f"batch_size = {rows}\n{LEAST}")).microbatch_size
+
+
+def test_keys_that_a_table_does_not_know_are_arguments(tmp_path):
+    """Model, data, optimizer and schedule pass their other keys on; a whole number serves where a fraction is due."""
+    text = LEAST.replace("[data]", "width = 3\n[data]") + "limit = 5\n[optimizer]\nlr = 1\nbetas = [0.9, 0.95]\n"
+    run = read(written(tmp_path, text))
+    assert {"width": 3} == run.model.arguments
+    assert {"limit": 5} == run.data.arguments
+    assert {"betas": [0.9, 0.95]} == run.optimizer.arguments
+    assert 1.0 == run.optimizer.lr
+    assert isinstance(run.optimizer.lr, float)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("model.tag=3", 3),
+        ("model.tag = 3e-4", 3e-4),
+        ("model.tag=[1, 2]", [1, 2]),
+        ("model.tag=true", True),
+        ("model.tag='3'", "3"),
+        ("model.tag=gelu", "gelu"),
+        ("model.tag=a=b", "a=b"),
+        ("model.tag=", ""),
+        ("model.tag=1\nsteps = 7", "1\nsteps = 7"),
+        ("model.tag.inner=1", {"inner": 1}),
+    ],
+)
+def test_a_setting_is_toml_where_it_is_toml_and_text_elsewhere(tmp_path, setting, expected):
+    """The value of --set is read as TOML, and taken as it stands where it is none; it never sets a second key."""
+    run = read(written(tmp_path, LEAST), [Setting.parse(setting)])
+    assert expected == run.model.arguments["tag"]
+    assert None is run.steps
+
+
+def test_the_later_setting_wins_and_tables_are_made(tmp_path):
+    """--set overrides the file, the later of two wins, and a table that the file lacks is made."""
+    settings = [Setting.parse(text) for text in ("batch_size=16", "batch_size=32", "step.max_norm=2")]
+    run = read(written(tmp_path, f"batch_size = 8\n{LEAST}"), settings)
+    assert (32, 2.0) == (run.batch_size, run.step.max_norm)
+
+
+def test_steps_and_epochs_replace_each_other(tmp_path):
+    """--set epochs takes the file's steps away and the other way round; both of them set is still a mistake."""
+    path = written(tmp_path, f"steps = 400\n{LEAST}")
+    run = read(path, [Setting.parse("epochs=3")])
+    assert (None, 3) == (run.steps, run.epochs)
+    assert "keep one of the two" in refusal(path, ["epochs=3", "steps=2"])
