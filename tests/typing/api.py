@@ -63,7 +63,7 @@ def short(model: nn.Module, rows: Mapping[str, Tensor]) -> dict[str, Estimate]:
         loss=loss,
         optimizer=optimizer,
         steps=10,
-        schedule=schedules.cosine(lr=0.1, steps=10),
+        schedule=schedules.cosine(0.1, steps=10),
         validation=held_out,
         metrics={"again": loss},
     )
