@@ -64,12 +64,14 @@ clean:  ## Remove what was built and cached; .venv and runs/ stay.
 	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lint,docs]'
 	@touch $@
 
+PYTHONS := $(or $(PYTHON),python3.11 python3 python3.12 python3.13 python)
 define find_python
-{ python=; for name in $(or $(PYTHON),python3.11 python3 python3.12 python3.13 python); do \
+{ python=; for name in $(PYTHONS); do \
 	if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$name; break; fi; \
 done; \
 if test -z "$$python"; then \
-	echo "augend needs Python 3.11 or newer; python3 is $$(python3 --version 2>&1). Name one: make PYTHON=/path/to/python" >&2; \
+	echo "augend needs Python 3.11 or newer; tried $(PYTHONS)." \
+		"Install one, or name it: make PYTHON=/path/to/python" >&2; \
 	false; \
 fi; }
 endef
