@@ -1,0 +1,8 @@
+"""Small models to begin with; any ``nn.Module`` will do as well."""
+
+from __future__ import annotations
+
+from augend.models._llama import Llama as Llama
+from augend.models._mlp import MLP as MLP
+
+__all__ = ["MLP", "Llama"]
