@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from sphinx.application import Sphinx
+
 import augend
 
 project = "augend"
@@ -36,3 +40,15 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_param = False
 napoleon_custom_sections = [("Numerics", "notes_style"), ("Collective", "notes_style"), ("Source", "notes_style")]
+
+
+def keep_colons(*event: Any) -> None:
+    """Keep the first sentence of a property whole: napoleon takes what stands before its first colon for a type."""
+    what, lines = event[1], event[-1]
+    if what in {"attribute", "property"} and lines and ":" in lines[0]:
+        lines.insert(0, "\\")  # an escaped line end: renders as nothing
+
+
+def setup(app: Sphinx) -> None:
+    """Run before napoleon."""
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)
