@@ -302,7 +302,10 @@ class Accumulator:
 
     def _check_replay(self) -> None:
         if self._pending.course.replayed:
-            raise StateError("this batch was finished before it was loaded, and its sums were handed over then")
+            raise StateError(
+                "this batch was finished before it was loaded, and its sums were handed over then; call "
+                "data.register(accumulator) before loading, and the data goes on with the next batch"
+            )
 
     # ---------------------------------------------------------------- looking in
 
