@@ -284,10 +284,8 @@ class Accumulator:
             As ``finish``; ``update`` counts this step unless a policy skipped it.
 
         Raises:
-            ContractError: As ``finish``, and: a trained parameter is held by no optimizer or by two, or an optimizer
-                needs a closure.
-            EmptyWindowError, NonFiniteError, TallyError, GradientError, CounterOverflowError, StateError: As
-                ``finish``.
+            ContractError: A trained parameter is held by no optimizer or by two, or an optimizer needs a closure.
+                Otherwise as ``finish``.
         """
         return self._finish(as_optimizers(optimizer, self._pending.slots.parameters), Policy(**options))
 
@@ -312,10 +310,7 @@ class Accumulator:
     def norm(self) -> float:
         """Return the 2-norm of the pending mean gradient (terms weighted 1.0), or nan if nothing was counted.
 
-        Collective. Read-only; waits for the device.
-
-        Raises:
-            StateError, TallyError, GradientError, CounterOverflowError: As ``finish``.
+        Collective. Read-only; waits for the device; raises as ``finish`` on refused values.
         """
         policy = Policy(empty="skip", nonfinite="allow")
         return mean_of(self._pending.window, self.contract.loss_scale, policy).norm
@@ -352,10 +347,7 @@ class Accumulator:
         Tensors stand under ``"sums"`` only, keyed by term and parameter name; everything else is plain numbers,
         strings, lists and dictionaries that JSON keeps exactly. A micro-batch without its backward is not in it.
 
-        Collective.
-
-        Raises:
-            StateError, TallyError, GradientError, CounterOverflowError: The window cannot go on.
+        Collective; raises as ``finish`` on refused values.
         """
         last = None if self._last is None else self._last.to_plain()
         return {**write_state(self._pending.window, self.contract), "updates": self._updates, "finished": last}

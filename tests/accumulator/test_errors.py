@@ -124,6 +124,13 @@ def test_a_mesh_is_refused() -> None:
         augend.Accumulator(tower(), mesh=object())
 
 
+def test_a_larger_world_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process group of several ranks this version would sum one rank's share only: refused."""
+    monkeypatch.setattr("augend._accumulator.rank_and_world", lambda mesh: (0, 2))
+    with pytest.raises(PlacementError, match="the process group has 2 ranks"):
+        augend.Accumulator(tower())
+
+
 # ------------------------------------------------------------------ backward and add: nothing is changed
 
 
@@ -333,7 +340,9 @@ def test_a_wrong_count_without_rows_is_found_too() -> None:
 def test_a_count_without_any_gradient_is_an_error() -> None:
     """A loss made under no_grad, or of another model, counts items for which no gradient came; count 0 is fine."""
     for make in (lambda: torch.ones(2), lambda: torch.ones(2, requires_grad=True) * 1):
-        broken_by(lambda: augend.Tally(make(), torch.tensor([2, 1])), GradientError, "counted 3 items in micro-batches whose")
+        broken_by(
+            lambda: augend.Tally(make(), torch.tensor([2, 1])), GradientError, "counted 3 items in micro-batches whose"
+        )
         grads, _ = pending()
         grads.backward(augend.Tally(make(), torch.zeros(2)))
         assert 3 == grads.finish().microbatches
@@ -452,7 +461,7 @@ def test_an_empty_window_raises_and_is_kept() -> None:
 
 def test_a_non_finite_gradient_names_its_parameter() -> None:
     """nonfinite="raise" names the first parameter and keeps the sums, but the window cannot go on."""
-    grads, model = pending()
+    grads, _model = pending()
     grads.add({"head.weight": torch.full((3, 4), math.inf)}, 1)
     with pytest.raises(NonFiniteError, match="the gradient of parameter 'head.weight' holds an inf or a nan"):
         grads.finish()

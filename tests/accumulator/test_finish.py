@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -257,7 +258,9 @@ def test_an_empty_term_beside_a_full_one_is_zero() -> None:
 elements = st.one_of(st.floats(-4, 4, width=32), st.sampled_from([0.0, 1e30, -1e30, 1e-30, 2.0**-149, 3e38]))
 
 
-def given_gradients(values: list[list[float]], count: int, loss_scale: float = 1.0) -> tuple[augend.Accumulator, torch.nn.Module]:
+def given_gradients(
+    values: list[list[float]], count: int, loss_scale: float = 1.0
+) -> tuple[augend.Accumulator, torch.nn.Module]:
     """Return an accumulator that holds the given gradients, one parameter each."""
     model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(len(one))) for one in values])
     grads = augend.Accumulator(model, loss_scale=loss_scale)
@@ -375,7 +378,9 @@ def test_the_division_is_right_at_every_magnitude(dtype: torch.dtype) -> None:
                 value = float(torch.tensor(1.7 * first, dtype=dtype))
                 got = float(divide_(torch.tensor([value], dtype=dtype), (first, second), multiplier)[0])
                 exact = value / first / second * multiplier
-                slack = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # a subnormal's rounding is absolute
+                slack = (
+                    torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+                )  # a subnormal's rounding is absolute
                 assert abs(got - exact) <= 4 * reference.UNIT[dtype] * exact + slack, (first, second, multiplier)
 
 
@@ -427,7 +432,7 @@ def test_a_drained_window_shares_nothing_with_the_next() -> None:
 
 def test_add_counts_as_a_microbatch_without_a_loss() -> None:
     """Gradients made elsewhere add exactly; the loss of the window is then unknown, and says so."""
-    grads, model = pending()
+    grads, _model = pending()
     mine = grads.pending["head.bias"].clone()
     gradient = torch.ones(3, dtype=torch.bfloat16)
     grads.add({"head.bias": gradient}, 2.0)
@@ -456,3 +461,21 @@ def test_retain_graph_is_passed_on() -> None:
     grads.backward(augend.Tally(total, torch.tensor([1])), retain_graph=True)
     grads.backward(augend.Tally(total, torch.tensor([1])))
     assert 2 == grads.state.count
+
+
+def test_a_norm_beyond_float64_is_judged_as_such() -> None:
+    """Finite float64 sums whose norm is no float64 are non-finite for the policy, and said to be finite."""
+    model = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    grads = augend.Accumulator(model, dtype="float64")
+    grads.add({"weight": torch.full((1, 2), 1.5e308, dtype=torch.float64)}, 1)
+    with pytest.raises(NonFiniteError, match="the norm of the mean gradient is inf, although every sum is finite"):
+        grads.finish()
+
+
+def test_a_skipped_record_survives_json() -> None:
+    """The record of a skipped batch holds nan; saved and loaded it is the same record."""
+    grads, _ = masked()
+    done = grads.finish(empty="skip")
+    state = json.loads(json.dumps({k: v for k, v in grads.state_dict().items() if k != "sums"}, allow_nan=False))
+    grads.load_state_dict({**state, "sums": {"loss": {}}})
+    assert repr(done) == repr(grads._last)

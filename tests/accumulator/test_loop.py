@@ -49,9 +49,7 @@ class Job:
         self.model = Net()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.grads = augend.Accumulator(self.model, dtype=dtype)
-        self.data = augend.Batches(
-            source(), batch_size=BATCH, microbatch_size=microbatch_size, seed=5, epochs=epochs
-        )
+        self.data = augend.Batches(source(), batch_size=BATCH, microbatch_size=microbatch_size, seed=5, epochs=epochs)
         self.log: list[str] = []
 
     def save(self) -> dict[str, object]:
@@ -333,7 +331,10 @@ def test_a_tally_must_have_the_rows_of_the_microbatch() -> None:
     """One number a token, or one a micro-batch, would give a wrong error bar: refused, with what to do."""
     job = Job()
     for microbatch in job.grads.microbatches(first(job)):
-        for wrong in (loss(job.model, microbatch).sum(), augend.Tally(torch.zeros(9, requires_grad=True), torch.ones(9))):
+        for wrong in (
+            loss(job.model, microbatch).sum(),
+            augend.Tally(torch.zeros(9, requires_grad=True), torch.ones(9)),
+        ):
             with pytest.raises(TallyError, match="and the micro-batch 3: error bars need one number a row"):
                 job.grads.backward(wrong)
         break

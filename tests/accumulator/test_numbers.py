@@ -66,7 +66,9 @@ def test_the_count_of_a_causal_loss_is_what_was_scored() -> None:
 @pytest.mark.parametrize(
     ("first", "others", "expected"), [(256.0, [1.0], 257.0), (1024.0, [0.125] * 8, 1025.0), (2048.0, [1.0] * 3, 2051.0)]
 )
-def test_sums_are_kept_in_the_work_dtype(dtype: torch.dtype, first: float, others: list[float], expected: float) -> None:
+def test_sums_are_kept_in_the_work_dtype(
+    dtype: torch.dtype, first: float, others: list[float], expected: float
+) -> None:
     """16-bit parameters have float32 sums: 256 + 1 = 257 and 1024 + 8 x 0.125 = 1025, which 16 bits cannot hold."""
     model = Scalar(dtype)
     grads = augend.Accumulator(model)

@@ -199,7 +199,10 @@ BAD = {
     "missing tensor": (without(S), StateError, "sums['loss'] lacks 'head.weight'"),
     "extra tensor": (changed("sums/loss/idle.weight", torch.zeros(2, 2)), StateError, "unknown entry 'idle.weight'"),
     "unknown tensor": (
-        both(changed("sums/loss/x", torch.zeros(1)), changed("present/loss", ["x", "first.weight", "first.bias", "head.weight", "head.bias"])),
+        both(
+            changed("sums/loss/x", torch.zeros(1)),
+            changed("present/loss", ["x", "first.weight", "first.bias", "head.weight", "head.bias"]),
+        ),
         StateError,
         "unknown parameter 'x'",
     ),
@@ -255,7 +258,9 @@ def test_a_state_with_any_part_replaced_is_refused_or_whole(data) -> None:
         if not isinstance(place[key], dict) or not place[key] or data.draw(st.booleans()):
             break
         place = place[key]
-    junk = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers(), max_size=2))
+    junk = st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers(), max_size=2)
+    )
     place[key] = data.draw(junk)
     before = fingerprint(grads, model)
     try:
@@ -279,9 +284,9 @@ def test_a_changed_live_model_is_refused() -> None:
         change(model)
         before = fingerprint(grads, model)
         some = augend.Tally(torch.zeros(2, requires_grad=True) + 1, torch.ones(2))
-        for call in (lambda: grads.load_state_dict(state), lambda: grads.backward(some), grads.finish):
+        for call, given in ((grads.load_state_dict, [state]), (grads.backward, [some]), (grads.finish, [])):
             with pytest.raises(ContractError, match="parameter") as caught:
-                call()
+                call(*given)
             assert words in str(caught.value)
             assert before == fingerprint(grads, model)
 

@@ -111,7 +111,8 @@ def test_a_real_model_equals_the_whole_batch_within_a_derived_bound(data, rows: 
 
     gⱼ = Σᵣ 2·(w·xᵣ - yᵣ)·xᵣⱼ·mᵣ. Each term passes at most d additions and multiplications for w·xᵣ, six more
     roundings for the residual, its square's derivative, mask and product with xᵣⱼ, at most `rows` additions inside a
-    micro-batch, and the accumulator's k = micro-batches + 4. So |error| <= γ(d + 6 + rows + k)·Σᵣ 2·(Σᵢ|wᵢxᵣᵢ| + |yᵣ|)·|xᵣⱼ|·mᵣ / N.
+    micro-batch, and the accumulator's k = micro-batches + 4. So
+    |error| <= γ(d + 6 + rows + k)·Σᵣ 2·(Σᵢ|wᵢxᵣᵢ| + |yᵣ|)·|xᵣⱼ|·mᵣ / N.
     """
     cut = data.draw(cuts(rows))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
@@ -175,7 +176,10 @@ def test_all_masked_rows_are_exact_zeros(data, rows: int, work: str) -> None:
     labels = torch.full((rows,), -100)
     x = torch.randn(rows, 3)
     grads = accumulate(
-        model, lambda net, part: augend.losses.cross_entropy(net(x[part]), labels[part]), data.draw(cuts(rows)), dtype=work
+        model,
+        lambda net, part: augend.losses.cross_entropy(net(x[part]), labels[part]),
+        data.draw(cuts(rows)),
+        dtype=work,
     )
     done = grads.finish(empty="zero")
     assert (0, 0.0) == (done.count, done.norm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
@@ -48,14 +49,15 @@ class Finished:
         return next(iter(self.losses.values()))
 
     def to_plain(self) -> dict[str, object]:
-        """Return the record as plain numbers, strings and dictionaries."""
+        """Return the record as plain numbers, strings and dictionaries; inf and nan as strings, as JSON has none."""
         losses = {
-            term: {"value": one.value, "error": one.error, "count": one.count} for term, one in self.losses.items()
+            term: {"value": _write(one.value), "error": _write(one.error), "count": one.count}
+            for term, one in self.losses.items()
         }
         return {
             "count": self.count,
             "microbatches": self.microbatches,
-            "norm": self.norm,
+            "norm": _write(self.norm),
             "scale": self.scale,
             "skipped": self.skipped,
             "update": self.update,
@@ -71,8 +73,11 @@ class Finished:
         """
         try:
             fields = dict(plain)  # type: ignore[call-overload]  # anything that is no mapping is a TypeError below
-            losses = {term: Estimate(**one) for term, one in fields.pop("losses").items()}
-            done = Finished(**fields, losses=losses)
+            losses = {
+                term: Estimate(_read(one["value"]), _read(one["error"]), one["count"])
+                for term, one in fields.pop("losses").items()
+            }
+            done = Finished(**{**fields, "norm": _read(fields["norm"])}, losses=losses)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise StateError(f"the saved record of the last finish is not one: {error}") from error
         kinds = {"microbatches": int, "norm": float, "scale": float, "skipped": bool, "update": int}
@@ -80,6 +85,16 @@ class Finished:
             if type(getattr(done, name)) is not kind:
                 raise StateError(f"the last finish's {name} must be a {kind.__name__}; got {getattr(done, name)!r}")
         return done
+
+
+def _write(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _read(value: object) -> float:
+    if isinstance(value, float) or (isinstance(value, str) and value in ("nan", "inf", "-inf")):
+        return float(value)
+    raise ValueError(f"{value!r} is no float")
 
 
 @final
