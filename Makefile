@@ -45,23 +45,23 @@ clean:  ## Remove what was built and cached; .venv and runs/ stay.
 	rm -rf build dist docs/_build .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests docs examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# A stamp is touched when all it stands for is installed, and is out of date when the versions or the package's
+# pip is quiet but for errors. A stamp is touched when all it stands for is installed, and is out of date when the versions or the package's
 # description have changed.
 .venv/.core: pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { $(find_python) && echo "making .venv with $$python" && $$python -m venv --clear .venv; }
 	@echo "installing augend and PyTorch into .venv (a few minutes the first time)"
-	@$(BIN)/pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
-	@$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
+	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable .
 	@touch $@
 
 .venv/.test: .venv/.core
 	@echo "installing what the tests need into .venv"
-	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable '.[test]'
 	@touch $@
 
 .venv/.lint: .venv/.core
 	@echo "installing the linters and the documentation tools into .venv"
-	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lint,docs]'
+	@$(BIN)/pip install --quiet --quiet --constraint constraints.txt --editable '.[lint,docs]'
 	@touch $@
 
 PYTHONS := $(or $(PYTHON),python3.11 python3 python3.12 python3.13 python)
