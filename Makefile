@@ -45,8 +45,8 @@ clean:  ## Remove what was built and cached; .venv and runs/ stay.
 	rm -rf build dist docs/_build .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests docs examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# pip is quiet but for errors. A stamp is touched when all it stands for is installed, and is out of date when the versions or the package's
-# description have changed.
+# A stamp is touched when all it stands for is installed, and is out of date when the versions or the package's
+# description have changed. pip says nothing but errors.
 .venv/.core: pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { $(find_python) && echo "making .venv with $$python" && $$python -m venv --clear .venv; }
 	@echo "installing augend and PyTorch into .venv (a few minutes the first time)"
