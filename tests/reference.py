@@ -5,9 +5,11 @@ Nothing here is imported by the package, and nothing here imports it: two roads 
 
 from __future__ import annotations
 
+import decimal
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -43,14 +45,15 @@ def ratio(totals: Iterable[float], counts: Iterable[float]) -> tuple[float, floa
     if sum(c > 0 for _, c in pairs) < 2:
         return float(value), math.nan
     variance = Fraction(n, n - 1) * sum((s - value * c) ** 2 for s, c in pairs) / count**2
-    return float(value), math.sqrt(variance)
+    with decimal.localcontext(prec=60):  # far more digits than a float64 can tell apart
+        return float(value), float((Decimal(variance.numerator) / Decimal(variance.denominator)).sqrt())
 
 
 def mean_gradients(model: nn.Module, totals: Tensor, count: float) -> dict[str, Tensor]:
-    """Return the gradient of Σ totals / count for a float64 model, from one backward over the whole batch."""
+    """Return the gradient of Σ totals, over count, for a float64 model: one backward over the whole batch."""
     names = [name for name, _ in model.named_parameters()]
-    gradients = torch.autograd.grad(totals.sum() / count, list(model.parameters()), allow_unused=True)
-    return {name: one for name, one in zip(names, gradients, strict=True) if one is not None}
+    gradients = torch.autograd.grad(totals.sum(), list(model.parameters()), allow_unused=True)
+    return {name: one / count for name, one in zip(names, gradients, strict=True) if one is not None}
 
 
 def norm(gradients: Mapping[str, Tensor]) -> float:

@@ -125,7 +125,10 @@ def test_wrong_states_and_uses_are_refused() -> None:
     optimizer = MasterWeights(model.parameters(), MAKE["AdamW"])
     before = reference.digest(optimizer.state_dict())
     state = copy.deepcopy(optimizer.state_dict())
-    for change, words in (({"version": 2}, "version 1; got 2"), ({"masters": []}, r"float32 of shapes \[\[1, 2\], \[1\]\]")):
+    for change, words in (
+        ({"version": 2}, "version 1; got 2"),
+        ({"masters": []}, r"float32 of shapes \[\[1, 2\], \[1\]\]"),
+    ):
         with pytest.raises(ContractError, match=words):
             optimizer.load_state_dict({**state, **change})
     narrow = [one.bfloat16() for one in state["masters"]]

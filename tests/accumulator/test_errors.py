@@ -340,9 +340,11 @@ def test_a_wrong_count_without_rows_is_found_too() -> None:
 def test_a_count_without_any_gradient_is_an_error() -> None:
     """A loss made under no_grad, or of another model, counts items for which no gradient came; count 0 is fine."""
     for make in (lambda: torch.ones(2), lambda: torch.ones(2, requires_grad=True) * 1):
-        broken_by(
-            lambda: augend.Tally(make(), torch.tensor([2, 1])), GradientError, "counted 3 items in micro-batches whose"
-        )
+
+        def counted(make: Callable[[], torch.Tensor] = make) -> augend.Tally:
+            return augend.Tally(make(), torch.tensor([2, 1]))
+
+        broken_by(counted, GradientError, "counted 3 items in micro-batches whose")
         grads, _ = pending()
         grads.backward(augend.Tally(make(), torch.zeros(2)))
         assert 3 == grads.finish().microbatches

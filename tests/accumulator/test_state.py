@@ -284,9 +284,9 @@ def test_a_changed_live_model_is_refused() -> None:
         change(model)
         before = fingerprint(grads, model)
         some = augend.Tally(torch.zeros(2, requires_grad=True) + 1, torch.ones(2))
-        for call, given in ((grads.load_state_dict, [state]), (grads.backward, [some]), (grads.finish, [])):
+        for call, arguments in ((grads.load_state_dict, [state]), (grads.backward, [some]), (grads.finish, [])):
             with pytest.raises(ContractError, match="parameter") as caught:
-                call(*given)
+                call(*arguments)
             assert words in str(caught.value)
             assert before == fingerprint(grads, model)
 
