@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import pickle
 import random
 import traceback
 import warnings
@@ -216,8 +217,22 @@ class Told(Dataset):
 @forks
 def test_a_worker_init_fn_finds_the_rows():
     """worker_init_fn reaches the user's dataset through torch's get_worker_info."""
-    data = augend.Batches(Told(), batch_size=4, microbatch_size=2, epochs=1, num_workers=2, worker_init_fn=told)
-    assert [[1, 1], [2, 2]] == [part[0].tolist() for batch in data for part in batch]
+    for rows in (Told(), augend.split(Told(), fraction=0.5)[0]):
+        data = augend.Batches(rows, batch_size=4, microbatch_size=1, epochs=1, num_workers=2, worker_init_fn=told)
+        assert [1, 2] == [part[0].item() for batch in data for part in batch][:2]
+
+
+def test_what_spawned_workers_get_is_small_and_fetches_the_same(tmp_path):
+    """Workers that are not forked get the fetcher by pickle: memory maps by name, and the same rows."""
+    np.save(tmp_path / "rows.npy", np.arange(100_000))
+    whole = {"x": np.load(tmp_path / "rows.npy", mmap_mode="r")}
+    for rows in (whole, augend.split(whole, fraction="1/1000")[0]):
+        fetcher = augend.Batches(rows, batch_size=5, microbatch_size=5)._feed._loader.dataset
+        sent = pickle.dumps(fetcher)
+        assert len(sent) < 3000
+        again = pickle.loads(sent)  # noqa: S301 - our own bytes
+        for request in (Request(0, 0, 5), Request(99_999, 1, 3)):
+            assert torch.equal(fetcher[request].data["x"], again[request].data["x"])
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])

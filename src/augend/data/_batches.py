@@ -89,12 +89,12 @@ class Batches:
             epochs=None if epochs is None else positive("epochs", epochs, remedy="None goes on for ever"),
             split=source.split,
         )
-        self._rows = rows
+        self._source = source
         self._mesh = mesh
         self._seed_random = yes_or_no("seed_random", seed_random)
         self._loader = loader
         options = {name: value for name, value in loader.items() if name != "collate_fn"}
-        fetcher = Fetcher(rows, source, self._plan, loader.get("collate_fn"), seed_random=seed_random)
+        fetcher = Fetcher(source, self._plan, loader.get("collate_fn"), seed_random=seed_random)
         self._feed = Feed(self._plan, fetcher, mesh, options)
         self._position = Position()
         self._turn: _Turn | None = None
@@ -137,7 +137,7 @@ class Batches:
         """Return an independent pass over all of the same rows: from step 0, with nothing shared but the rows."""
         plan = self._plan
         return Batches(
-            self._rows,
+            self._source,
             batch_size=plan.batch_size,
             microbatch_size=plan.microbatch_size,
             shard_size=plan.shard_size,

@@ -37,12 +37,12 @@ class Fetcher(Dataset[Fetched]):
     """Fetches and collates the rows of a request, with random state that depends on the request alone.
 
     Attributes:
-        rows: The data as given to `augend.Batches`; a ``worker_init_fn`` finds this copy of it at
-            ``torch.utils.data.get_worker_info().dataset.rows``.
+        rows: The map-style dataset that rows come from, or the columns in memory; a ``worker_init_fn`` finds its copy
+            at ``torch.utils.data.get_worker_info().dataset.rows``.
     """
 
-    def __init__(self, rows: object, source: Source, plan: Plan, collate: Collate | None, *, seed_random: bool) -> None:
-        self.rows = rows
+    def __init__(self, source: Source, plan: Plan, collate: Collate | None, *, seed_random: bool) -> None:
+        self.rows = source.given
         self._source = source
         self._plan = plan
         self._collate = collate

@@ -36,6 +36,11 @@ class Source(ABC):
 
     @property
     @abstractmethod
+    def given(self) -> object:
+        """What rows are fetched from."""
+
+    @property
+    @abstractmethod
     def split(self) -> str:
         """How these rows were split from others; "" if they were not."""
 
@@ -66,6 +71,11 @@ class InMemory(Source):
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
+
+    @property
+    def given(self) -> Columns:
+        """The columns."""
+        return self._columns
 
     @property
     def split(self) -> str:
@@ -101,6 +111,11 @@ class Foreign(Source):
     def __init__(self, rows: MapStyle, *, draws: bool) -> None:
         self._rows = rows
         self._draws = draws
+
+    @property
+    def given(self) -> MapStyle:
+        """The dataset itself."""
+        return self._rows
 
     @property
     def split(self) -> str:

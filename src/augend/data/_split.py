@@ -101,6 +101,11 @@ class Part(Source):
         }
 
     @property
+    def given(self) -> object:
+        """What the whole fetches from."""
+        return self._whole.given
+
+    @property
     def split(self) -> str:
         """The state as one line."""
         return " ".join(f"{key}={value}" for key, value in self.state.items())
