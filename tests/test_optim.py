@@ -131,6 +131,11 @@ def test_wrong_states_and_uses_are_refused() -> None:
     ):
         with pytest.raises(ContractError, match=words):
             optimizer.load_state_dict({**state, **change})
+    named = MasterWeights(model.named_parameters(), MAKE["AdamW"])
+    assert [["weight", "bias"]] == named.state_dict()["names"]
+    swapped = MasterWeights(reversed(list(model.named_parameters())), MAKE["AdamW"])
+    with pytest.raises(ContractError, match=r"of the parameters \[\['weight', 'bias'\]\], and these are \[\['bias', "):
+        swapped.load_state_dict(named.state_dict())
     narrow = [one.bfloat16() for one in state["masters"]]
     with pytest.raises(ContractError, match="float32 of shapes"):
         optimizer.load_state_dict({**state, "masters": narrow})

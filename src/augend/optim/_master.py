@@ -24,7 +24,8 @@ class MasterWeights(torch.optim.Optimizer):
     directly.
 
     Args:
-        params: Parameters, or parameter groups as ``torch.optim`` takes them.
+        params: Parameters, pairs of name and parameter, or parameter groups, as ``torch.optim`` takes them. With
+            names, a saved state is matched by name; without, only by order and shape.
         make: Builds the optimizer from the groups of masters, e.g.
             ``functools.partial(torch.optim.AdamW, lr=3e-4)``.
 
@@ -44,7 +45,7 @@ class MasterWeights(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        params: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]] | Iterable[dict[str, Any]],
         make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
     ) -> None:
         super().__init__(params, {})
@@ -91,7 +92,8 @@ class MasterWeights(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the masters, in the order of the parameters, and the inner optimizer's state; tensors are live."""
         narrow = [master.detach() for parameter, master in self.masters.items() if master is not parameter]
-        return {"version": _VERSION, "masters": narrow, "inner": self.inner.state_dict()}
+        names = [group.get("param_names") for group in self.param_groups]
+        return {"version": _VERSION, "names": names, "masters": narrow, "inner": self.inner.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take back what ``state_dict`` returned; the parameters become the casts of their masters.
@@ -101,6 +103,9 @@ class MasterWeights(torch.optim.Optimizer):
         """
         if state_dict.get("version") != _VERSION:
             raise ContractError(f"MasterWeights state must be version {_VERSION}; got {state_dict.get('version')!r}")
+        names = [group.get("param_names") for group in self.param_groups]
+        if state_dict["names"] != names:
+            raise ContractError(f"the saved masters are of the parameters {state_dict['names']}, and these are {names}")
         pairs = [(parameter, master) for parameter, master in self.masters.items() if master is not parameter]
         saved: list[Tensor] = state_dict["masters"]
         shapes = [list(master.shape) for _, master in pairs]
