@@ -8,11 +8,11 @@ import weakref
 
 import pytest
 import torch
+from test_finish import OPTIMIZERS
 
 import augend
 import reference
 from models import rows, tally, tower
-from test_finish import OPTIMIZERS
 
 
 def integer_rows(count: int) -> dict[str, torch.Tensor]:
