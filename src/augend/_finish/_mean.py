@@ -40,7 +40,8 @@ class Mean:
 
     def form(self, scale: float) -> dict[str, Tensor]:
         """Divide, and multiply by ``scale``; overwrites the sums."""
-        return {name: divide_(tensor, self.divisors, scale) for name, tensor in self.sums.items()}
+        divide_(self.sums.values(), self.divisors, scale)
+        return self.sums
 
 
 def mean_of(window: Window, loss_scale: float, policy: Policy) -> Mean:
@@ -81,13 +82,16 @@ def judge_narrowing(
     Raises:
         NonFiniteError: One is, and the policy says so. The window cannot go on.
     """
-    for name, tensor in mean.sums.items() if not mean.skipped else ():
-        target = targets[name]
-        if target.dtype == tensor.dtype:
-            continue
-        largest = float(torch.linalg.vector_norm(tensor, ord=math.inf)) / mean.divisors[0] / mean.divisors[1] * scale
-        if math.isfinite(largest) and math.isinf(torch.tensor(largest, dtype=torch.float64).to(target.dtype)):
-            fault = f"the mean gradient of parameter {name!r} reaches {largest:.6g}, which {target.dtype} cannot hold"
+    narrow = [name for name, tensor in mean.sums.items() if targets[name].dtype != tensor.dtype]
+    if mean.skipped or not narrow:
+        return mean
+    device = mean.sums[narrow[0]].device
+    sizes = torch.stack([torch.linalg.vector_norm(mean.sums[name], ord=math.inf).to(device) for name in narrow])
+    for name, size in zip(narrow, sizes.tolist(), strict=True):
+        largest = torch.tensor(size / mean.divisors[0] / mean.divisors[1] * scale, dtype=torch.float64)
+        dtype = targets[name].dtype
+        if torch.isfinite(largest) and torch.isinf(largest.to(dtype)):
+            fault = f"the mean gradient of parameter {name!r} reaches {float(largest):.6g}, which {dtype} cannot hold"
             return _judged(mean, fault, policy, window)
     return mean
 
@@ -114,10 +118,10 @@ def _combine(
     combined: dict[str, Tensor] = {}
     for term, sums in window.sums.items():
         for name, tensor in sums.items():
-            if counts[term]:
-                part = divide_(tensor.clone(), (counts[term], 1.0), 1.0).mul_(weights[term])
-            else:  # nothing was counted: exact zeros, whatever the masked rows left behind
-                part = torch.zeros_like(tensor)
+            # Where nothing was counted: exact zeros, whatever the masked rows left behind.
+            part = tensor.clone() if counts[term] else torch.zeros_like(tensor)
+            divide_([part], (counts[term] or 1.0, 1.0))
+            part.mul_(weights[term])
             combined[name] = combined[name].add_(part) if name in combined else part
     return combined, 1.0
 
