@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 import augend
 from augend.data import pad
+from augend.data._feed import Feed
 from augend.data._fetch import Fetched, Request
 from augend.errors import StateError
 
@@ -110,6 +111,38 @@ def test_workers_live_across_epochs_and_end_with_the_data():
         assert before == set(multiprocessing.active_children())
     finally:
         gc.enable()
+
+
+@forks
+def test_the_same_workers_go_on_after_a_load():
+    """Setting the stream anew does not start other processes."""
+    before = set(multiprocessing.active_children())
+    data = noisy(num_workers=1)
+    state = data.state_dict()
+    iterator = iter(data)
+    list(next(iterator))
+    workers = set(multiprocessing.active_children()) - before
+    data.load_state_dict(state)
+    list(next(iterator))
+    assert workers == set(multiprocessing.active_children()) - before
+
+
+def test_the_stream_is_set_anew_only_where_it_must_be(monkeypatch):
+    """One stream runs through batches and epochs, also from the middle of a batch; a second pass sets it once."""
+    settings = []
+    setting = Feed._set
+    monkeypatch.setattr(Feed, "_set", lambda self, cursor: settings.append(cursor) or setting(self, cursor))
+    data, owner = noisy(), Owner()
+    batch = next(iter(data))
+    part = next(batch.remaining(owner))
+    batch.progress(owner).rows_done = part.rows_done
+    resumed = noisy()
+    resumed.load_state_dict(data.state_dict())
+    run(resumed, Owner())
+    assert [(0, 0, 0), (0, 2, 0)] == settings
+    list(batch.remaining(owner))  # the first stream stands where this pass begins
+    list(batch)
+    assert [(0, 0, 0), (0, 2, 0), (0, 0, 0)] == settings
 
 
 @forks
@@ -318,8 +351,19 @@ def test_random_state_belongs_to_the_micro_batch_and_the_accumulator():
     assert draws[0][2] == drawn()
 
 
-def test_the_state_before_the_rows_are_fetched_is_seeded():
-    """Rows that are not seeded one by one still find the micro-batch's random state when the main process fetches."""
+def test_generators_are_seeded_before_and_after_a_fetch(monkeypatch):
+    """Whatever a fetch in the main process draws, from any device, it finds the micro-batch's state and leaves it."""
+    calls = []
+    fetch = Feed.fetch
+    monkeypatch.setattr("augend.data._batch.seed_all", lambda *parts: calls.append(parts))
+    monkeypatch.setattr(Feed, "fetch", lambda *arguments: calls.append("fetch") or fetch(*arguments))
+    list(next(iter(augend.Batches(torch.arange(4), batch_size=4, microbatch_size=2, seed=7))))
+    first, second = ("micro-batch", 7, 0, 0, 0, 0), ("micro-batch", 7, 0, 0, 2, 0)
+    assert [first, "fetch", first, second, "fetch", second, ("end of batch", 7, 0, 0, 4, 0)] == calls
+
+
+def test_the_state_before_rows_are_collated_is_seeded():
+    """A collation of rows that need no seeds still finds a random state of its micro-batch's own."""
     drawn_by_source = []
 
     def collate(rows):
