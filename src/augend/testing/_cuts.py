@@ -141,7 +141,7 @@ def _accumulated(model: nn.Module, data: Batches, loss: Loss) -> tuple[Gradients
         tally = loss(model, microbatch)
         losses.update(tally, microbatch)
         grads.backward(tally)
-    return grads.finish_mean().gradients, losses.compute().value
+    return grads.finish_mean(nonfinite="allow").gradients, losses.compute().value
 
 
 def _mean_of_means(model: nn.Module, tallies: Iterable[Tally]) -> tuple[Gradients, float]:

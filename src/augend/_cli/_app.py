@@ -1,0 +1,53 @@
+"""The command ``augend``: its verbs, and the last word on wrong usage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+from typer.exceptions import TyperException
+
+from augend import __version__
+from augend._cli._check import check
+from augend._cli._failures import WRONG_USAGE, complain
+from augend._cli._fit import fit
+
+app = typer.Typer(
+    name="augend",
+    help="Train with PyTorch; the result does not depend on how the work was cut.",
+    add_completion=False,
+    rich_markup_mode=None,
+)
+app.command()(fit)
+app.command()(check)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    Args:
+        arguments: What follows ``augend`` on the command line; that of the process if None.
+
+    Returns:
+        0 done; 1 failed; 2 wrong usage or configuration; 130 interrupted. 3 is kept for an interrupted run that was
+        saved.
+    """
+    try:
+        code = app(arguments, prog_name="augend", standalone_mode=False)
+    except TyperException as error:
+        complain(f"{error.format_message().rstrip('.')} (see augend --help)")
+        return WRONG_USAGE
+    return code if isinstance(code, int) else 0
+
+
+def _version(asked: bool) -> None:  # noqa: FBT001 - a typer callback is called so
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _augend(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),  # noqa: FBT001, FBT003 - typer's way to declare a flag
+) -> None:
+    """Train with PyTorch; the result does not depend on how the work was cut."""

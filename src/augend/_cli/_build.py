@@ -1,0 +1,196 @@
+"""From a run file to a model, data, an optimizer and a schedule."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from augend import Accumulator, Batches, models, schedules, sources, split
+from augend._cli._names import Function, bound, find, name_of
+from augend._config import RunFile, refuse
+from augend.errors import ConfigError, ContractError, SplitError
+
+_MODELS: Mapping[str, Function] = {"llama": models.Llama, "mlp": models.MLP}
+_SOURCES: Mapping[str, Function] = {
+    "digits": sources.digits,
+    "docstrings": sources.docstrings,
+    "pairs": sources.pairs,
+    "text": sources.text,
+}
+_SCHEDULES: Mapping[str, Function] = {
+    name: getattr(schedules, name) for name in schedules.__all__ if name not in {"apply", "chain"}
+}
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """What a run trains on, and what it holds out.
+
+    Args:
+        source: Rows with their loss, metrics, collation and tokenizer.
+        train: Rows to train on.
+        held_out: Rows to validate on; None for none.
+    """
+
+    source: sources.Source
+    train: Any
+    held_out: Any | None
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What ``fit`` is called with."""
+
+    model: nn.Module
+    data: Batches
+    validation: Batches | None
+    optimizer: torch.optim.Optimizer
+    accumulator: Accumulator
+    schedule: Callable[[int], float]
+    steps: int
+
+
+def build_rows(run: RunFile) -> Rows:
+    """Read the rows and split them.
+
+    Raises:
+        ConfigError: The source, its arguments or the split cannot be used.
+    """
+    source = _made("data", "source", run.data.source, _SOURCES, run.data.arguments)
+    if not isinstance(source, sources.Source):
+        raise refuse("data.source", run.data.source, f"must return an augend.sources.Source; got {_kind(source)}")
+    if run.data.validation == 0:
+        return Rows(source=source, train=source.rows, held_out=None)
+    try:
+        train, held_out = split(source.rows, fraction=run.data.validation, seed=run.seed)
+    except SplitError as error:
+        raise refuse("data.validation", run.data.validation, str(error)) from error
+    return Rows(source=source, train=train, held_out=held_out)
+
+
+def build_model(run: RunFile, source: sources.Source) -> nn.Module:
+    """Build the model from the run's seed.
+
+    A ``llama`` has the vocabulary of the source where ``vocab_size`` is not given.
+
+    Raises:
+        ConfigError: The model or its arguments cannot be used.
+    """
+    arguments = dict(run.model.arguments)
+    if run.model.name == "llama" and source.tokenizer is not None:
+        needed = source.tokenizer.vocab_size
+        size = arguments.setdefault("vocab_size", needed)
+        if isinstance(size, int) and size < needed:
+            raise refuse("model.vocab_size", size, f"the source has {needed} tokens; leave it out or set {needed}")
+    torch.manual_seed(run.seed)
+    model = _made("model", "name", run.model.name, _MODELS, arguments)
+    if not isinstance(model, nn.Module):
+        raise refuse("model.name", run.model.name, f"must return an nn.Module; got {_kind(model)}")
+    return model
+
+
+def build_training(run: RunFile, rows: Rows) -> Training:
+    """Build all that ``fit`` needs.
+
+    Raises:
+        ConfigError: A name or an argument of the run file cannot be used.
+    """
+    model = build_model(run, rows.source)
+    data = batches(run, rows.source, rows.train)
+    steps = run.steps if run.steps is not None else (run.epochs or 1) * data.steps_per_epoch
+    optimizer = _made(
+        "optimizer",
+        "name",
+        run.optimizer.name,
+        _optimizers(),
+        run.optimizer.arguments,
+        model.parameters(),
+        lr=run.optimizer.lr,
+    )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise refuse("optimizer.name", run.optimizer.name, f"must return an optimizer; got {_kind(optimizer)}")
+    return Training(
+        model=model,
+        data=data,
+        validation=None if rows.held_out is None else batches(run, rows.source, rows.held_out),
+        optimizer=optimizer,
+        accumulator=_accumulator(run, model),
+        schedule=_schedule(run, steps),
+        steps=steps,
+    )
+
+
+def batches(run: RunFile, source: sources.Source, rows: object) -> Batches:
+    """Return the batches of a run over some of its rows."""
+    size = run.microbatch_size or run.batch_size
+    return Batches(rows, batch_size=run.batch_size, microbatch_size=size, seed=run.seed, collate_fn=source.collate)
+
+
+def _accumulator(run: RunFile, model: nn.Module) -> Accumulator:
+    try:
+        return Accumulator(model, dtype=run.accumulator.dtype, loss_scale=run.accumulator.loss_scale)
+    except ContractError as error:
+        raise ConfigError(f"[accumulator]: {error}") from error
+
+
+def _schedule(run: RunFile, steps: int) -> Callable[[int], float]:
+    function = find("schedule.name", run.schedule.name, _SCHEDULES)
+    arguments = dict(run.schedule.arguments)
+    if "steps" in inspect.signature(function).parameters:
+        arguments.setdefault("steps", steps)
+    schedule = _called("schedule", function, arguments, run.optimizer.lr)
+    if not callable(schedule):
+        raise refuse("schedule.name", run.schedule.name, f"must return a function of the step; got {_kind(schedule)}")
+    return schedule
+
+
+def _optimizers() -> dict[str, Function]:
+    """Return the optimizers of torch.optim by their names in lower case."""
+    base = torch.optim.Optimizer
+    classes = {name: value for name, value in vars(torch.optim).items() if inspect.isclass(value)}
+    return {name.lower(): kind for name, kind in classes.items() if issubclass(kind, base) and kind is not base}
+
+
+def _made(
+    table: str,
+    key: str,
+    name: str,
+    known: Mapping[str, Function],
+    arguments: Mapping[str, object],
+    *positional: object,
+    **named: object,
+) -> object:
+    """Find what a key names, and call it with the table's arguments."""
+    return _called(table, find(f"{table}.{key}", name, known), arguments, *positional, **named)
+
+
+def _called(
+    table: str, function: Function, arguments: Mapping[str, object], *positional: object, **named: object
+) -> object:
+    """Call a function with the arguments of a table.
+
+    Raises:
+        ConfigError: They do not fit, the function cannot be called so, or refuses them with a ``ValueError``.
+    """
+    signature = inspect.signature(function)
+    first = tuple(signature.parameters)[: len(positional)]
+    checked = bound(table, function, arguments, given=(*first, *named))
+    try:
+        signature.bind(*positional, **named, **checked)
+    except TypeError as error:
+        raise ConfigError(f"[{table}]: {name_of(function)} cannot be called as a {table} is: {error}") from error
+    try:
+        return function(*positional, **named, **checked)
+    except ValueError as error:
+        raise ConfigError(f"[{table}]: {error}") from error
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

@@ -1,0 +1,350 @@
+"""The command augend: what it prints, what it leaves behind, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from augend import __version__
+from augend._cli import main
+
+LLAMA = """
+steps = 3
+batch_size = 8
+microbatch_size = 3
+[model]
+name = "llama"
+width = 16
+layers = 1
+heads = 2
+max_length = 80
+[data]
+source = "docstrings"
+max_bytes = 64
+limit = 40
+validation = 0.2
+[schedule]
+name = "cosine"
+[validate]
+every_steps = 2
+"""
+
+NETS = """
+import math
+import torch
+import augend
+
+def make(width=1):
+    return torch.nn.Linear(2, width)
+
+def rows(label=1.0, broken=False):
+    x = torch.arange(16.0).reshape(8, 2) / 16
+    def loss(model, microbatch):
+        if broken:
+            raise KeyError("a label\\nof two lines")
+        return augend.losses.mse(model(microbatch["x"]), microbatch["y"])
+    return augend.sources.Source(rows={"x": x, "y": torch.full((8, 1), label)}, loss=loss)
+
+def number():
+    return 7
+
+def refuse(width=1):
+    raise ValueError(f"width {width} is a bad one")
+
+def none(parameters, lr):
+    return None
+
+def sgd(parameters, *, lr, again=False):
+    return torch.optim.SGD(parameters, lr=lr)
+"""
+
+LINEAR = """
+steps = 2
+batch_size = 4
+[model]
+name = "nets_of_the_cli:make"
+[data]
+source = "nets_of_the_cli:rows"
+validation = 0.25
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """Work in an empty directory with two run files and a module of the user's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.delitem(sys.modules, "nets_of_the_cli", raising=False)
+    (tmp_path / "llama.toml").write_text(LLAMA, encoding="utf-8")
+    (tmp_path / "linear.toml").write_text(LINEAR, encoding="utf-8")
+    (tmp_path / "nets_of_the_cli.py").write_text(NETS, encoding="utf-8")
+    return tmp_path
+
+
+def metrics(run: Path) -> list[dict]:
+    """Read the numbers of a run."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def refused(capsys, *arguments: str) -> str:
+    """Run a command that must end with 2, print nothing, leave nothing, and say why in one line; return that."""
+    assert 2 == main(arguments)
+    output, message = capsys.readouterr()
+    assert "" == output
+    assert message.startswith("augend: ")
+    assert 1 == message.count("\n")
+    assert not Path("runs").exists()
+    return message
+
+
+def test_fit_trains_and_leaves_its_numbers(folder, capsys):
+    """augend fit prints sizes, steps, held-out loss with its error, a sample, and the directory of its numbers."""
+    assert 0 == main(["fit", "llama.toml"])
+    output, message = capsys.readouterr()
+    assert "" == message
+    assert re.search(r"^model       llama, [\d,]+ parameters$", output, re.MULTILINE)
+    assert "data        docstrings, 32 rows, 8 held out\n" in output
+    assert "training    3 steps of 8 rows in micro-batches of 3, adamw, cosine schedule\n" in output
+    assert re.search(r"^step 3/3  epoch 1  loss \d\.\d+ ± \d\.\d+  norm .* left$", output, re.MULTILINE)
+    assert re.search(r"^validation after step 2: loss \d\.\d+ ± \d\.\d+  accuracy", output, re.MULTILINE)
+    assert re.search(r"^finished    all 3 steps are done, \d+\.\d s of training$", output, re.MULTILINE)
+    assert re.search(r"^held out    loss \d\.\d+ ± \d\.\d+$", output, re.MULTILINE)
+    assert re.search(r"^prompt      def .*\n            +\"\"\"\ncompletion  ", output, re.MULTILINE)
+    assert output.endswith("run         runs/llama-1\n")
+    run = folder / "runs" / "llama-1"
+    assert {"config.toml", "metrics.jsonl"} == {path.name for path in run.iterdir()}
+    assert [0, 1, 1, 2, 2] == [line["step"] for line in metrics(run)]
+    assert [False, False, True, False, True] == ["validation" in line for line in metrics(run)]
+
+
+def test_a_run_can_be_repeated_from_its_config(folder):
+    """The config of a run is a run file whose losses, norms and rates are the same to the bit."""
+    assert 0 == main(["fit", "llama.toml", "--set", "optimizer.lr=0.01", "--set", "seed=3"])
+    assert 0 == main(["fit", "runs/llama-1/config.toml"])
+    assert 0 == main(["fit", "llama.toml", "--run-dir", "elsewhere/again"])
+    first, second, other = (metrics(folder / place) for place in ("runs/llama-1", "runs/config-1", "elsewhere/again"))
+    for lines in (first, second):
+        for line in lines:
+            line.pop("seconds")
+            line.pop("memory_bytes", None)
+    assert first == second
+    assert first[0]["loss"] != other[0]["loss"]
+    assert 0.01 == first[0]["lr"]
+
+
+def test_runs_are_numbered(folder):
+    """A second run of the same name gets the next free number."""
+    for _ in range(2):
+        assert 0 == main(["fit", "linear.toml"])
+    (folder / "runs" / "linear-1" / "metrics.jsonl").unlink()
+    assert 0 == main(["fit", "linear.toml"])
+    assert ["linear-1", "linear-2", "linear-3"] == sorted(path.name for path in (folder / "runs").iterdir())
+
+
+def test_a_run_without_held_out_rows_tells_only_of_training(folder, capsys):
+    """With data.validation = 0 nothing is held out, and the sample's prompt is of the training rows."""
+    assert 0 == main(["fit", "llama.toml", "--set", "data.validation=0", "--set", "validate={}"])
+    output = capsys.readouterr().out
+    assert "40 rows, none held out" in output
+    assert "held out    loss" not in output
+    assert "completion" in output
+
+
+def test_text_without_a_prompt_gets_a_short_one(folder, capsys):
+    """For rows that are all supervised, the sample begins with the first tokens of a row."""
+    (folder / "text.txt").write_text("0123456789" * 40, encoding="utf-8")
+    run = LLAMA.replace('"docstrings"\nmax_bytes = 64\nlimit = 40', '"text"\npath = "text.txt"\nlength = 40')
+    (folder / "text.toml").write_text(run, encoding="utf-8")
+    assert 0 == main(["fit", "text.toml"])
+    assert re.search(r"^prompt      \d{32}$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_dry_run_trains_nothing(folder, capsys):
+    """--dry-run prints the resolved run and its sizes, and leaves no directory."""
+    assert 0 == main(["fit", "linear.toml", "--dry-run", "--set", "epochs=5"])
+    output = capsys.readouterr().out
+    resolved, _, sizes = output.partition("\nmodel       ")
+    assert 5 == tomllib.loads(resolved)["epochs"]
+    assert 4 == tomllib.loads(resolved)["microbatch_size"]
+    assert "nets_of_the_cli:make, 3 parameters" in sizes
+    assert "10 steps of 4 rows in micro-batches of 4" in sizes
+    assert not (folder / "runs").exists()
+
+
+def test_check_compares_the_cuts(folder, capsys):
+    """augend check prints the whole batch, and for each cut how far augend and the mean of means are from it."""
+    assert 0 == main(["check", "llama.toml"])
+    output = capsys.readouterr().out
+    assert re.search(r"^The first batch, whole, in float64: 8 rows, \d+ supervised items, loss", output)
+    lines = [line.split() for line in output.splitlines() if re.match(r" *\d+ rows? ", line)]
+    assert ["4", "3", "1"] == [line[0] for line in lines]
+    assert all("%" not in line[2] + line[3] for line in lines)
+    assert all(line[4].endswith("%") for line in lines)
+    assert not (folder / "runs").exists()
+
+
+def test_check_says_undefined_where_a_mean_is_none(folder, capsys):
+    """A loss that is not a number is shown as undefined, not as a number."""
+    assert 0 == main(["check", "linear.toml", "--set", "data.label=nan"])
+    assert "undefined" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["none.toml"], ["none.toml: no such file"]),
+        (["linear.toml", "--set", "stepz=3"], ["linear.toml: stepz = 3: unknown key"]),
+        (["linear.toml", "--set", "batch_size=0"], ["batch_size = 0", ">= 1", "batch_size = 64"]),
+        (["linear.toml", "--set", "microbatch_size=8"], ["microbatch_size = 8", "batch_size = 4"]),
+        (["linear.toml", "--set", "optimizer.lr=-0.1"], ["optimizer.lr = -0.1", "lr = 0.001"]),
+        (["linear.toml", "--set", "steps=many"], ["steps = 'many'", "expected int"]),
+        (["linear.toml", "--set", "steps"], ["--set steps", "optimizer.lr=3e-4"]),
+        (["linear.toml", "--ranks", "4"], ["parallel.ranks = 4", "set 1"]),
+        (["linear.toml", "--set", "optimizer.name=adamv"], ["optimizer.name = 'adamv'", "did you mean adam?"]),
+        (["linear.toml", "--set", "optimizer.betaz=1"], ["optimizer.betaz = 1", "did you mean betas?"]),
+        (["linear.toml", "--set", "optimizer.weight_decay=-1"], ["[optimizer]", "weight_decay", "-1"]),
+        (["linear.toml", "--set", "schedule.name=cosin"], ["schedule.name = 'cosin'", "did you mean cosine?"]),
+        (["linear.toml", "--set", "schedule.name=chain"], ["schedule.name = 'chain'", "known here: constant, cosine"]),
+        (["linear.toml", "--set", "schedule.warmup_steps=-1"], ["[schedule]", "warmup_steps", "-1"]),
+        (["linear.toml", "--set", "schedule.name=nets_of_the_cli:refuse"], ["[schedule]", "is a bad one"]),
+        (["linear.toml", "--set", "schedule.name=math:exp2"], ["schedule.name = 'math:exp2'", "function of the step"]),
+        (["linear.toml", "--set", "model.name=lama"], ["model.name = 'lama'", "did you mean llama?"]),
+        (["linear.toml", "--set", "model.depth=2"], ["model.depth = 2", "no argument of make", "known here: width"]),
+        (["linear.toml", "--set", "model.name=nets_of_the_cli:refuse"], ["[model]", "width 1 is a bad one"]),
+        (["linear.toml", "--set", "model.name=nets_of_the_cli:number"], ["must return an nn.Module; got int"]),
+        (["linear.toml", "--set", "data.source=digitz"], ["data.source = 'digitz'", "did you mean digits?"]),
+        (["linear.toml", "--set", "data.source=nets_of_the_cli:number"], ["must return an augend.sources.Source"]),
+        (["linear.toml", "--set", "data.validation=0.01"], ["data.validation = 0.01", "0 for validation"]),
+        (
+            ["linear.toml", "--set", "optimizer.name=nets_of_the_cli:make"],
+            ["[optimizer]", "make cannot be called", "unexpected keyword argument 'lr'"],
+        ),
+        (["linear.toml", "--set", "optimizer.name=nets_of_the_cli:none"], ["must return an optimizer; got NoneType"]),
+        (["linear.toml", "--set", "accumulator.loss_scale=1e39"], ["loss_scale"]),
+        (["llama.toml", "--set", "model.vocab_size=100"], ["model.vocab_size = 100", "258 tokens"]),
+        (["llama.toml", "--set", "model.heads=3"], ["[model]", "width", "3 heads"]),
+        (["llama.toml", "--set", "data.max_bytes=0"], ["[data]", "max_bytes"]),
+        (["linear.toml", "--bad"], ["No such option: --bad", "augend --help"]),
+        ([], ["Missing argument 'RUN.TOML'"]),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_and_exit_2(folder, capsys, arguments, parts):
+    """Every wrong run file or option ends with 2 and one line naming key, value and remedy; nothing is left behind."""
+    message = refused(capsys, "fit", *arguments)
+    assert [] == [part for part in parts if part not in message]
+
+
+@pytest.mark.parametrize(("arguments", "part"), [([], "Missing command"), (["fot"], "Did you mean 'fit'?")])
+def test_an_unknown_verb_is_refused(folder, capsys, arguments, part):
+    """No verb, or a wrong one, is answered with one line."""
+    assert part in refused(capsys, *arguments)
+
+
+def test_a_directory_that_holds_something_is_not_touched(folder, capsys):
+    """--run-dir names an empty or new directory; anything else is refused before training."""
+    assert "--run-dir .: holds something already" in refused(capsys, "fit", "linear.toml", "--run-dir", ".")
+    assert "--run-dir linear.toml: cannot be made" in refused(capsys, "fit", "linear.toml", "--run-dir", "linear.toml")
+    (folder / "runs").write_text("not a directory", encoding="utf-8")
+    assert 2 == main(["fit", "linear.toml"])
+    assert "--run-dir runs: cannot be made" in capsys.readouterr().err
+
+
+def test_your_own_optimizer_model_and_source_are_called(folder, capsys):
+    """module:factory works for the optimizer too, with its arguments from the run file."""
+    settings = ["optimizer.name=nets_of_the_cli:sgd", "optimizer.again=true", "model.width=1"]
+    assert 0 == main(["fit", "linear.toml", *(part for one in settings for part in ("--set", one))])
+    assert "nets_of_the_cli:sgd, constant schedule" in capsys.readouterr().out
+
+
+def test_failed_training_is_one_line_and_exit_1(folder, capsys):
+    """A NaN in training ends with 1 and augend's own line, without a traceback."""
+    assert 1 == main(["fit", "linear.toml", "--set", "data.label=nan"])
+    message = capsys.readouterr().err
+    assert message.startswith("augend: failed: ")
+    assert 1 == message.count("\n")
+
+
+def test_skipping_goes_on_where_raising_stops(folder, capsys):
+    """step.nonfinite = "skip" reaches the loop: the same run ends well, with every update skipped."""
+    settings = ["--set", "data.label=nan", "--set", "step.nonfinite=skip"]
+    assert 0 == main(["fit", "linear.toml", *settings])
+    assert [True, True] == [line["skipped"] for line in metrics(folder / "runs" / "linear-1") if "rows" in line]
+
+
+def test_a_fault_in_the_user_s_code_names_its_place(folder, capsys):
+    """An error that augend did not raise ends with 1 and says type, first line and place; --traceback shows the way."""
+    assert 1 == main(["fit", "linear.toml", "--set", "data.broken=true"])
+    message = capsys.readouterr().err
+    assert re.fullmatch(r"augend: failed: KeyError: .*a label.*\(at nets_of_the_cli.py:13\); --traceback .*\n", message)
+    assert 1 == main(["fit", "linear.toml", "--set", "data.broken=true", "--traceback"])
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_an_error_without_words_is_named_by_its_type(folder, capsys, monkeypatch):
+    """An exception with no message is still told from another."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("augend._cli._train.augend_fit", fail)
+    assert 1 == main(["fit", "linear.toml"])
+    assert "augend: failed: MemoryError (at test_cli.py:" in capsys.readouterr().err
+
+
+def test_traceback_shows_what_is_behind_a_refusal(folder, capsys):
+    """With --traceback a refused argument shows the error it came from, and still ends with 2."""
+    assert 2 == main(["fit", "linear.toml", "--set", "model.name=nets_of_the_cli:refuse", "--traceback"])
+    message = capsys.readouterr().err
+    assert "ValueError: width 1 is a bad one" in message
+    assert message.splitlines()[-1].startswith("augend: ")
+
+
+def test_an_interrupt_says_that_nothing_was_saved(folder, capsys, monkeypatch):
+    """Ctrl-C while training ends with 130 and says honestly what is lost and where the numbers are."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("augend._cli._train.augend_fit", interrupted)
+    assert 130 == main(["fit", "linear.toml"])
+    message = capsys.readouterr().err
+    assert "the weights are lost" in message
+    assert "runs/linear-1" in message
+    monkeypatch.setattr("augend._cli._compare.check_cuts", interrupted)
+    assert 130 == main(["check", "linear.toml"])
+    assert "augend: interrupted\n" == capsys.readouterr().err
+
+
+def test_the_version_is_printed(capsys):
+    """augend --version prints the version and nothing else."""
+    assert 0 == main(["--version"])
+    assert f"{__version__}\n" == capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["fit", "--help"], ["check", "--help"], ["--version"], ["fit", "no"]]
+)
+def test_help_and_refusals_do_not_wait_for_torch(arguments):
+    """--help, --version and a run file that cannot be read are answered without importing torch or numpy."""
+    code = (
+        "import sys\nfrom augend.__main__ import main\n"
+        f"main({arguments!r})\n"
+        "print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "[]" == done.stdout.splitlines()[-1]
+
+
+def test_python_m_augend_is_the_command(tmp_path):
+    """python -m augend runs the same command and ends with its exit code."""
+    command = [sys.executable, "-m", "augend", "fit", str(tmp_path / "none.toml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert 2 == done.returncode
+    assert "" == done.stdout
+    assert f"augend: {tmp_path}/none.toml: no such file; give the path of a run file, such as run.toml\n" == done.stderr
