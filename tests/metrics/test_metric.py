@@ -35,7 +35,7 @@ def tally_of(rows: list[tuple[int, ...]], *, weighted: bool = False) -> Tally:
     """Make a tally of (hits, misses, ...) rows; weighted, in thirds of an item."""
     total = torch.tensor([float(hits) for hits, *_ in rows], dtype=torch.float64)
     count = torch.tensor([hits + misses for hits, misses, *_ in rows], dtype=torch.int64)
-    return Tally(total / 3, count / 3) if weighted else Tally(total, count)
+    return Tally(total / 3, count.double() / 3) if weighted else Tally(total, count)
 
 
 def groups_of(rows: list[tuple[int, ...]]) -> torch.Tensor:
@@ -117,8 +117,9 @@ def test_a_row_without_a_group_is_a_unit_of_its_own():
 def test_weights_and_bad_totals_in_groups():
     """Grouped weights are rounded a row at a time like others; a NaN in a group makes the value NaN."""
     grouped, plain = Mean(), Mean()
-    grouped.update(Tally(torch.ones(3), torch.tensor([1 / 3, 0.1, 0.7])), groups=torch.tensor([0, 1, 2]))
-    plain.update(Tally(torch.ones(3), torch.tensor([1 / 3, 0.1, 0.7])))
+    weighted = Tally(torch.ones(3), torch.tensor([1 / 3, 0.1, 0.7], dtype=torch.float64))
+    grouped.update(weighted, groups=torch.tensor([0, 1, 2]))
+    plain.update(weighted)
     assert plain.compute() == grouped.compute()
     grouped.update(values([math.nan]), groups=torch.tensor([0]))
     assert math.isnan(grouped.compute().value)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from augend import Accuracy, Mean, Perplexity, Tally
@@ -177,6 +177,7 @@ def test_more_hits_than_items_are_refused(hits):
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2))
+@example([1 / 3, 0.1])
 def test_all_right_is_one_for_any_weights(weights):
     """Weighted hits are rounded like the weights, so that all right is exactly 1."""
     accuracy = Accuracy()

@@ -128,6 +128,13 @@ def test_norm_does_not_depend_on_the_grouping_beyond_its_bound(dtype):
         assert_within(norm(whole.tensor_split(groups)), square)
 
 
+def test_many_small_tensors_beside_a_large_one_are_not_lost():
+    """Squares of 2^-54, twelve thousand of them, are each lost in a float64 sum that holds 1, and together are not."""
+    small = torch.full((12_000,), 2.0**-27, dtype=torch.float64)
+    assert 12_000 * 2.0**-54 / 2 > NORM_RELATIVE_ERROR  # what losing them would cost
+    assert_within(norm([torch.ones(1), *small.split(1)]), 1 + Fraction(12_000, 2**54))
+
+
 def test_norm_leaves_its_tensors_alone():
     """Neither pass writes to what it reads."""
     tensor = torch.tensor([1e300, -2e300], dtype=torch.float64)
