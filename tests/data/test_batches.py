@@ -231,6 +231,12 @@ def test_two_accumulators_keep_their_own_progress():
     assert (0, 1) == (data.register(first), data.register(second))
 
 
+def test_accumulators_are_told_apart_by_identity():
+    """Two that compare equal are still two."""
+    data, owners = batches(), [[], [], []]
+    assert [0, 1, 2, 1] == [data.register(owner) for owner in [*owners, owners[1]]]
+
+
 def test_iterating_a_batch_tracks_nothing():
     """A plain loop over a batch leaves the position alone and may be repeated, also behind its time."""
     data = batches(epochs=1)

@@ -386,7 +386,9 @@ def test_nothing_is_seeded_if_not_wanted():
     np.random.seed(1)  # noqa: NPY002 - the global one is meant
     torch.manual_seed(1)
     first = drawn()
-    list(next(iter(augend.Batches(torch.arange(4), batch_size=4, microbatch_size=2, seed_random=False))))
+    data = augend.Batches(torch.arange(4), batch_size=4, microbatch_size=2, seed_random=False)
+    for one in (data, data.fresh()):
+        list(next(iter(one)))
     assert expected == [first, drawn()]
 
 
