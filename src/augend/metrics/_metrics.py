@@ -81,7 +81,7 @@ class Perplexity(Metric):
             ``high`` are the exponentials of the ends of the mean's interval, hence never negative.
 
         Numerics:
-            One rounding of the mean, which exp turns into a relative error of abs(mean) · 2^-53, and the C library's exp.
+            One rounding of the mean, a relative error of abs(mean) · 2^-53 after exp, and that of the C library's exp.
         """
         mean = Estimate.ratio(self._moments())
         value = _exp(mean.value)
