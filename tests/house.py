@@ -25,8 +25,9 @@ NEIGHBOURS = {
 COMMON = "errors"  # the one room that every other may enter, its neighbours of layer 0 too
 LOOP = 4  # from this layer on, what lies below is used by its public addresses
 SHELL = 6
-FILE_LINES = 320
-FUNCTION_LINES = 45  # without the docstring, which may be as long as what it explains
+FILE_LINES = 300  # both without docstrings, which may be as long as what they explain
+FUNCTION_LINES = 45
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 DISTRIBUTED_ROOMS = {"_group", "_placement", "_checkpoint"}
 STEPPING_ROOMS = {"_finish", "optim"}
@@ -287,8 +288,9 @@ def habits(house: House) -> Iterator[str]:
 def sizes(house: House) -> Iterator[str]:
     """Files and functions are short enough to be read at once."""
     for source in house.sources:
-        if (lines := len(source.path.read_text("utf-8").splitlines())) > FILE_LINES:
-            yield source.at(lines, f"has {lines} lines; at most {FILE_LINES}")
+        documented = sum(docstring_lines(node) for node in ast.walk(source.tree) if isinstance(node, DOCUMENTED))
+        if (lines := len(source.path.read_text("utf-8").splitlines()) - documented) > FILE_LINES:
+            yield source.at(1, f"has {lines} lines; at most {FILE_LINES}")
         for node in ast.walk(source.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and function_lines(node) > FUNCTION_LINES:
                 yield source.at(node.lineno, f"{node.name} has {function_lines(node)} lines; at most {FUNCTION_LINES}")
@@ -296,9 +298,14 @@ def sizes(house: House) -> Iterator[str]:
 
 def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Count the lines of a function, signature included, docstring not."""
-    first = node.body[0]
-    documented = ast.get_docstring(node) is not None
-    return (node.end_lineno - node.lineno + 1) - (first.end_lineno - first.lineno + 1 if documented else 0)
+    return (node.end_lineno - node.lineno + 1) - docstring_lines(node)
+
+
+def docstring_lines(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the lines of a docstring: what documents a public name makes no file too long."""
+    if ast.get_docstring(node, clean=False) is None:
+        return 0
+    return node.body[0].end_lineno - node.body[0].lineno + 1
 
 
 RULES: list[Callable[[House], Iterator[str]]] = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, final
+from typing import Literal, TypeVar, Unpack, final
 
 import torch
 from torch import Tensor, nn
@@ -40,12 +40,9 @@ from augend._finish import (
     end_batch,
     mean_of,
 )
-from augend._group import rank_and_world
+from augend._group import Mesh, rank_and_world
 from augend._tally import Tally
 from augend.errors import PlacementError, StateError
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 M = TypeVar("M", bound=MicrobatchLike)
 Gradients = Mapping[str, Tensor]
@@ -101,7 +98,7 @@ class Accumulator:
         *,
         dtype: str = "float32",
         loss_scale: float = 1.0,
-        mesh: DeviceMesh | None = None,
+        mesh: Mesh | None = None,
         sync: Literal["every", "last"] = "every",
         terms: Sequence[str] = ("loss",),
         unused: Literal["error", "zero"] = "error",
