@@ -1,4 +1,4 @@
-"""Every error that augend raises on purpose.
+"""Every error that augend raises on purpose::
 
     AugendError
     ├── TallyError            ValueError     a tally's shape, dtype or values do not fit

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -238,9 +240,6 @@ def test_a_backward_elsewhere_is_not_ours() -> None:
 
 def test_an_accumulator_that_is_gone_leaves_no_hook() -> None:
     """Nothing keeps a dropped accumulator alive, and its hooks go with it."""
-    import gc  # noqa: PLC0415  # of this test alone
-    import weakref  # noqa: PLC0415
-
     grads, model = pending()
     alive = weakref.ref(grads)
     del grads
