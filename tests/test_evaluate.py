@@ -185,6 +185,7 @@ def test_no_trace_is_left(fails):
         if fails and microbatch.first_row == 2:
             raise ZeroDivisionError
         assert not any(module.training for module in model.modules())
+        assert not torch.is_grad_enabled()
         return squares(model, microbatch)
 
     before = everything(model, data)

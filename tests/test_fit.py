@@ -199,8 +199,8 @@ def test_training_stops_after_patience_without_a_lower_loss(value):
 
 
 def test_a_falling_loss_is_not_stopped():
-    """With patience 1 a loss that falls at each validation trains to the end; the first NaN then stops it."""
-    values = iter([3.0, 2.0, 1.0, 1.0, math.nan])
+    """With patience 1 a loss that falls at each validation, even from NaN, trains to the end; a NaN then stops it."""
+    values = iter([math.nan, 2.0, 1.0, 1.0, math.nan])
 
     def falling(model, microbatch):
         tally = mse(model, microbatch)

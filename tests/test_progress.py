@@ -67,7 +67,7 @@ def test_elsewhere_there_are_plain_lines(clock):
     text = shown([Begin(steps=20), *steps[:3], validation(2), *steps[3:], END], clock, terminal=False)
     lines = text.splitlines()
     assert "\x1b" not in text
-    first = "step 1/20  epoch 1  loss 2.500 ± 0.250  norm 0.5  lr 0.001  16 rows/s  0:10 left"
+    first = "step 1/20  epoch 1  loss 2.500 ± 0.250  norm 0.5  lr 0.001  16.0 rows/s  0:10 left"
     assert first == lines[0]
     assert "validation after step 3: loss 2.000 ± 0.125  accuracy 0.7500 ± 0.0625" == lines[1]
     assert ["1", "10", "20"] == [match for line in lines for match in re.findall(r"^step (\d+)/", line)]
@@ -100,7 +100,7 @@ def test_on_a_terminal_there_is_a_bar(clock):
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
     assert "━" in plain
     last = re.split(r"[\r\n]+", plain.strip())[-1]
-    assert re.fullmatch(r"step 5/20 +[━╸╺ ]+ loss 2.500 ± 0.250  16 rows/s  0:08 left *", last)
+    assert re.fullmatch(r"step 5/20 +[━╸╺ ]+ loss 2.500 ± 0.250  16.0 rows/s  0:08 left *", last)
     assert "epoch" not in plain
 
 

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from augend._fit import Begin, Event, Listener, Step, Validation
 
+_WHOLE_RATE = 100  # rows a second, from where on decimals say nothing
 _RATE_STEPS = 50  # the rate shown is that of the last so many steps
 
 
@@ -117,7 +118,8 @@ def _step_line(step: Step, steps: int, pace: _Pace) -> str:
 
 
 def _rate(step: Step, steps: int, pace: _Pace) -> str:
-    return f"{pace.rows_per_second():.0f} rows/s  {_clock(pace.seconds_left(steps - step.step - 1))} left"
+    rate = pace.rows_per_second()
+    return f"{rate:.{0 if rate >= _WHOLE_RATE else 1}f} rows/s  {_clock(pace.seconds_left(steps - step.step - 1))} left"
 
 
 def _clock(seconds: float) -> str:

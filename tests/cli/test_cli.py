@@ -10,9 +10,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from augend import __version__
 from augend._cli import main
+from augend._cli._build import build_model, build_rows
+from augend._config import Setting, read
 
 LLAMA = """
 steps = 3
@@ -136,6 +139,17 @@ def test_a_run_can_be_repeated_from_its_config(folder):
     assert first == second
     assert first[0]["loss"] != other[0]["loss"]
     assert 0.01 == first[0]["lr"]
+
+
+def test_the_seed_decides_the_weights(folder):
+    """Initial weights are those of the run's seed, whatever was drawn before, and others for another seed."""
+    weights = []
+    for seed in (5, 5, 6):
+        run = read(Path("linear.toml"), [Setting(("seed",), seed)])
+        torch.rand(3)
+        weights.append(build_model(run, build_rows(run).source).weight.tolist())
+    assert weights[0] == weights[1]
+    assert weights[0] != weights[2]
 
 
 def test_runs_are_numbered(folder):
