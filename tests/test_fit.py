@@ -12,7 +12,7 @@ from torch import nn
 
 import augend
 from augend._fit import Begin, End, Step, Validation
-from augend.errors import ContractError, NonFiniteError
+from augend.errors import ContractError, EmptyWindowError, NonFiniteError
 
 ROWS = 24
 
@@ -161,6 +161,29 @@ def test_a_skipped_step_does_not_move_the_schedule():
     assert [False, True, False] == [step.skipped for step in history.steps]
     assert [1, 1, 2] == [step.update for step in history.steps]
     assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_batch_without_items_is_skipped_or_raises():
+    """A batch that counts nothing leaves weights, moments and schedule alone with empty="skip"; else it raises."""
+    data = rows()
+    data["x"] = data["x"].clone()
+
+    def hidden(model, microbatch):
+        tally = mse(model, microbatch)
+        return augend.Tally(tally.total * 0, tally.count * 0) if microbatch.step == 1 else tally
+
+    for options in ({"empty": "skip"}, {}):
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        source = augend.Batches(data, batch_size=8, microbatch_size=3, shuffle=False)
+        if not options:
+            with pytest.raises(EmptyWindowError):
+                augend.fit(model, source, loss=hidden, optimizer=optimizer, epochs=1)
+            continue
+        history = augend.fit(model, source, loss=hidden, optimizer=optimizer, epochs=1, **options)
+        assert [False, True, False] == [step.skipped for step in history.steps]
+        assert 2 == int(optimizer.state[model.weight]["step"])
+        assert math.isnan(history.steps[1].loss.value)
 
 
 def test_the_schedule_goes_on_with_an_accumulator_that_has_trained():

@@ -332,6 +332,11 @@ class Accumulator:
         window = self._pending.window
         return AccumulatorState.of(self.contract, window.microbatches, window.moments())
 
+    @property
+    def updates(self) -> int:
+        """Steps really taken so far: the clock of a schedule, saved with the state."""
+        return self._updates
+
     # ---------------------------------------------------------------- dropping, saving, loading
 
     def reset(self) -> None:

@@ -1,4 +1,6 @@
-"""Every error that augend raises on purpose::
+"""Every error that augend raises on purpose.
+
+The tree, each with the built-in that it also is::
 
     AugendError
     ├── TallyError            ValueError     a tally's shape, dtype or values do not fit

@@ -373,7 +373,7 @@ def test_update_counts_steps_really_taken() -> None:
         updates.append(job.grads.step(job.optimizer, empty="skip").update)
         other = Job()
         other.load(job.save())
-        assert updates[-1] == other.grads.state_dict()["updates"]
+        assert updates[-1] == other.grads.updates
     assert [1, 1, 2] == updates
 
 

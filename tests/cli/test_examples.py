@@ -30,6 +30,17 @@ def test_digits_are_read_with_96_percent_accuracy():
     assert 359 == accuracy.count
 
 
+def test_two_models_in_one_loop(capsys):
+    """The GAN trains a few steps; its losses are of the whole batch, so another cut reports the same first step."""
+    spec = importlib.util.spec_from_file_location("gan_example", EXAMPLES / "gan.py")
+    gan = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gan)
+    radii, critic, generator = gan.main(steps=3, microbatch_size=100)
+    assert (1000, 512, 256) == (len(radii), critic.count, generator.count)
+    assert (3, 3) == (critic.update, generator.update)
+    assert "step    0  critic 0.70" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["digits", "docstrings"])
 def test_run_files_train(name, tmp_path, monkeypatch, capsys):
     """Each example run file trains a few steps, and tells of held-out rows."""
@@ -37,7 +48,7 @@ def test_run_files_train(name, tmp_path, monkeypatch, capsys):
         "digits": ["steps=3"],
         "docstrings": ["steps=2", "batch_size=4", "microbatch_size=2", "data.limit=40", "schedule.warmup_steps=1"],
     }
-    small = {"docstrings": ["model.layers=1", "model.width=32", "data.max_bytes=64", "validate={}"], "digits": []}
+    small = {"docstrings": ["model.layers=1", "model.width=48", "data.max_bytes=64", "validate={}"], "digits": []}
     monkeypatch.chdir(tmp_path)
     changes = [part for setting in settings[name] + small[name] for part in ("--set", setting)]
     assert 0 == main(["fit", str(EXAMPLES / f"{name}.toml"), *changes])

@@ -64,6 +64,7 @@ def train(run: RunFile, name: str, directory: Path | None) -> None:
                 metrics=rows.source.metrics,
                 accumulator=training.accumulator,
                 listeners=(json_lines(directory / "metrics.jsonl"), show),
+                empty=run.step.empty,
                 nonfinite=run.step.nonfinite,
             )
     except KeyboardInterrupt:

@@ -85,6 +85,9 @@ class Step:
     max_norm: Annotated[
         AboveZero | None, _key("the largest 2-norm of the mean gradient; absent: no clipping", example=1.0)
     ] = None
+    empty: Annotated[
+        Literal["raise", "skip"], _key("what a batch without a supervised item does: stop the run, or skip the update")
+    ] = "raise"
     nonfinite: Annotated[
         Literal["raise", "skip"], _key("what an inf or a nan in the sums does: stop the run, or skip the update")
     ] = "raise"

@@ -34,6 +34,7 @@ def fit(
     accumulator: Accumulator | None = None,
     listeners: Iterable[Listener] = (),
     compile: bool = False,  # noqa: A002 - the word torch uses
+    empty: Literal["raise", "skip"] = "raise",
     nonfinite: Literal["raise", "skip"] = "raise",
 ) -> History:
     """Train ``model`` on ``data``, in the train/eval mode it is in, and tell what happened.
@@ -61,6 +62,7 @@ def fit(
             than float32 sums, and to go on with the random draws and the schedule of an earlier call.
         listeners: Called with every ``Begin``, ``Step``, ``Validation`` and ``End``, in order.
         compile: Whether to run the model, and nothing else, through ``torch.compile``.
+        empty: What a batch without any supervised item does: raise, or skip the update.
         nonfinite: What an inf or a nan in the summed gradients does: raise, or skip the update.
 
     Returns:
@@ -68,6 +70,7 @@ def fit(
 
     Raises:
         ContractError: Arguments that do not fit each other, as said above.
+        EmptyWindowError: A batch counted nothing, with ``empty="raise"``.
         NonFiniteError: A summed gradient is inf or nan, with ``nonfinite="raise"``.
 
     Example:
@@ -88,7 +91,7 @@ def fit(
     forward = cast("nn.Module", torch.compile(model)) if compile else model
     told = _Told(listeners)
     told(Begin(steps=limit))
-    update = cast("int", grads.state_dict()["updates"])  # not 0 where the accumulator has trained before
+    update = grads.updates  # not 0 where the accumulator has trained before
     stopped = f"all {limit} steps are done"
     for batch in data:
         if batch.step >= limit:
@@ -98,7 +101,7 @@ def fit(
             grads.backward(loss(forward, microbatch))
         if schedule is not None:
             schedules.apply(optimizer, schedule, update)
-        done = grads.step(optimizer, max_norm=max_norm, nonfinite=nonfinite)
+        done = grads.step(optimizer, max_norm=max_norm, empty=empty, nonfinite=nonfinite)
         update = done.update
         told(_step(batch, done, optimizer, perf_counter() - begun))
         if validation is not None and _is_due(batch, limit, validate_every):
