@@ -13,7 +13,7 @@ from augend.data import Microbatch, pad
 from augend.losses import causal_lm
 from augend.sources._tokenizer import Tokenizer
 
-Loss = Callable[[nn.Module, Microbatch], Tally | Mapping[str, Tally]]
+Loss = Callable[[nn.Module, Microbatch], Tally]
 Metric = Callable[[nn.Module, Microbatch], Tally | Mean | Accuracy | Perplexity]
 
 
