@@ -18,8 +18,8 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-app.command()(fit)
-app.command()(check)
+app.command(short_help="Train as a run file says.")(fit)
+app.command(short_help="Measure what cutting the first batch does.")(check)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
