@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import augend
+from augend._accumulate._gradients import _hook
 from augend.errors import (
     AugendError,
     ContractError,
@@ -246,6 +247,17 @@ def test_an_accumulator_that_is_gone_leaves_no_hook() -> None:
     gc.collect()
     assert alive() is None
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+def test_a_hook_that_outlives_its_accumulator_does_nothing() -> None:
+    """Between the end of an accumulator and the removal of its hooks, a gradient stays where autograd put it."""
+    grads, model = pending()
+    hook = _hook(weakref.WeakMethod(grads._pending.taker._receive), "head.bias")
+    del grads
+    gc.collect()
+    model.head.bias.grad = torch.ones(3)
+    hook(model.head.bias)
+    assert torch.equal(torch.ones(3), model.head.bias.grad)
 
 
 def test_too_many_microbatches_are_refused() -> None:

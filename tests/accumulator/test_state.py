@@ -226,6 +226,7 @@ BAD = {
     ),
     "finished text": (changed("finished", "no"), StateError, "the saved record of the last finish"),
     "finished field": (without("finished/norm"), StateError, "the saved record of the last finish"),
+    "finished no float": (changed("finished/norm", 1), StateError, "1 is no float"),
     "finished type": (changed("finished/update", 1.5), StateError, "the last finish's update must be a int"),
 }
 
