@@ -322,3 +322,27 @@ def test_arguments_that_do_not_fit_are_refused_before_training(options, says):
     with pytest.raises(ContractError, match=says):
         fitted(model, **{"data": batches(), **options})
     assert before == bits(model)
+
+
+def test_calls_in_a_row_train_each_batch_once():
+    """fit again and again over one Batches goes on where it was; no step comes twice, none is left out."""
+    model, data, steps = network(), batches(), []
+    for stop in (2, 4, 6):
+        steps += [step.step for step in fitted(model, data, steps=stop).steps]
+    assert list(range(6)) == steps
+
+
+def test_after_an_exception_the_batch_is_offered_again():
+    """An interrupted fit leaves no rows pending: the next call begins the same batch from its first row."""
+    model, data = network(), batches()
+
+    def failing(model, microbatch):
+        if microbatch.step == 1 and microbatch.first_row > 0:
+            raise ZeroDivisionError
+        return mse(model, microbatch)
+
+    with pytest.raises(ZeroDivisionError):
+        fitted(model, data, steps=4, loss=failing)
+    history = fitted(model, data, steps=4)
+    assert [1, 2, 3] == [step.step for step in history.steps]
+    assert history.steps[0].rows == history.steps[0].losses["loss"].count

@@ -145,3 +145,64 @@ def test_wrong_states_and_uses_are_refused() -> None:
     groups = [{"params": [model.weight]}, {"params": [model.bias]}]
     with pytest.raises(ContractError, match="make must keep the 2 groups"):
         MasterWeights(groups, lambda given: torch.optim.SGD([p for g in given for p in g["params"]], lr=0.1))
+
+
+def test_a_rate_set_after_the_step_is_saved() -> None:
+    """optimizer.step, scheduler.step, save: the saved rate is the new one."""
+    model = torch.nn.Linear(1, 1, dtype=torch.bfloat16)
+    optimizer = MasterWeights(model.parameters(), functools.partial(torch.optim.SGD, lr=1.0))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    optimizer.step()
+    scheduler.step()
+    other = MasterWeights(model.parameters(), functools.partial(torch.optim.SGD, lr=7.0))
+    other.load_state_dict(optimizer.state_dict())
+    assert 0.5 == other.param_groups[0]["lr"] == other.inner.param_groups[0]["lr"]
+
+
+def test_an_optimizer_that_counts_in_its_groups_keeps_counting() -> None:
+    """What the inner optimizer writes into its groups is not undone by the next step."""
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                group["k"] = group.get("k", 0) + 1
+            return super().step(closure)
+
+    model = torch.nn.Linear(1, 1, dtype=torch.bfloat16)
+    optimizer = MasterWeights(model.parameters(), functools.partial(Counting, lr=1.0))
+    for _ in range(3):
+        optimizer.step()
+    assert 3 == optimizer.inner.param_groups[0]["k"] == optimizer.param_groups[0]["k"]
+
+
+def test_cyclic_schedulers_copies_and_pickles_work() -> None:
+    """OneCycleLR finds the betas; a deep copy has masters of its own parameters; groups are fixed at construction."""
+    model = torch.nn.Linear(2, 1, dtype=torch.bfloat16)
+    optimizer = MasterWeights(model.parameters(), MAKE["AdamW"])
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=4)
+    other_model, other = copy.deepcopy((model, optimizer))
+    assert list(other_model.parameters()) == list(other.masters)
+    for one, parameters in ((optimizer, model), (other, other_model)):
+        parameters.weight.grad = torch.ones(1, 2, dtype=torch.bfloat16)
+        one.step()
+    assert torch.equal(model.weight, other_model.weight)
+    assert torch.equal(optimizer.masters[model.weight], other.masters[other_model.weight])
+    assert optimizer.masters[model.weight] is not other.masters[other_model.weight]
+    with pytest.raises(ContractError, match="takes all its groups when it is made"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+
+
+def test_a_failed_step_leaves_no_gradient_on_a_master() -> None:
+    """A master's gradient of a failed step does not come back with the next batch."""
+
+    class Failing(torch.optim.SGD):
+        def step(self, closure=None):
+            raise RuntimeError("no")
+
+    model = torch.nn.Linear(1, 1, dtype=torch.bfloat16)
+    optimizer = MasterWeights(model.parameters(), functools.partial(Failing, lr=1.0))
+    grads = augend.Accumulator(model)
+    grads.add({"weight": torch.ones(1, 1)}, 1)
+    with pytest.raises(RuntimeError, match="no"):
+        grads.step(optimizer)
+    assert all(master.grad is None for master in optimizer.masters.values())

@@ -38,6 +38,7 @@ from augend._finish import (
     Sums,
     as_optimizers,
     end_batch,
+    judge_narrowing,
     mean_of,
 )
 from augend._group import Mesh, rank_and_world
@@ -203,7 +204,7 @@ class Accumulator:
         self._check_replay()
         self._pending.check_drain()
         sums = Sums(self.pending, self.state)
-        self._pending.drain()
+        self._close()
         return sums
 
     def finish_mean(
@@ -221,10 +222,12 @@ class Accumulator:
         policy = Policy(term_weights=term_weights, empty=empty, nonfinite=nonfinite)
         self._check_replay()
         self._pending.check_drain()
-        mean = mean_of(self._pending.window, self.contract.loss_scale, policy)
-        means = Means({} if mean.skipped else mean.form(1.0), self.state, skipped=mean.skipped)
-        self._pending.drain()
-        return means
+        window = self._pending.window
+        mean = mean_of(window, self.contract.loss_scale, policy)
+        mean = judge_narrowing(mean, 1.0, dict.fromkeys(mean.sums, self._pending.work), policy, window)
+        state = self.state
+        self._close()
+        return Means({} if mean.skipped else mean.form(1.0), state, skipped=mean.skipped)
 
     def finish(
         self,
@@ -295,6 +298,10 @@ class Accumulator:
         self._last, self._updates = done, done.update
         return done
 
+    def _close(self) -> None:
+        self._pending.drain()
+        self._pending.course.close()
+
     def _check_replay(self) -> None:
         if self._pending.course.replayed:
             raise StateError(
@@ -342,6 +349,7 @@ class Accumulator:
     def reset(self) -> None:
         """Drop the window; the open batch, if any, counts as not begun and can be offered again."""
         self._pending.swap(Window(self.contract.terms, self._pending.work))
+        self._pending.course.restart()
 
     def state_dict(self) -> dict[str, object]:
         """Return a copy of all that is pending: sums, counts, moments, the last finish.
@@ -370,11 +378,12 @@ class Accumulator:
         """
         self._pending.slots.check()
         window, updates, last = read_state(state, self.contract, self._pending.max_microbatches)
-        finished = None if last is None else Finished.from_plain(last)
+        finished = None if last is None else Finished.from_plain(last, self.contract.terms)
         for sums in window.sums.values():
             for name, tensor in sums.items():
                 sums[name] = self._pending.like(name, tensor)
         self._pending.swap(window)
+        self._pending.course.forget()
         self._updates, self._last = updates, finished
 
     @classmethod

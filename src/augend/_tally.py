@@ -26,8 +26,8 @@ class Tally:
     Args:
         total: ``[rows]``, floating, usually differentiable. A 0-d tensor is a sum over an unknown number of rows:
             good for gradients, but its standard error is NaN.
-        count: ``[rows]``, integers (held as int64) or non-negative finite weights; the same shape as ``total``,
-            without a graph. Weights are rounded to multiples of 2^-40 where they are summed.
+        count: ``[rows]``, integers (held as int64) or non-negative finite weights (held as float64); the same shape
+            as ``total``, without a graph. Weights are rounded to multiples of 2^-40 where they are summed.
 
     Raises:
         TallyError: Types, shapes, dtypes or devices do not fit. Values are not read here (that would make a GPU
@@ -62,7 +62,9 @@ class Tally:
             raise TallyError(f"total and count must be on one device; got {devices}")
         if self.count.dtype in _INTEGER:
             object.__setattr__(self, "count", self.count.to(torch.int64))
-        elif self.count.dtype not in _FLOATING:
+        elif self.count.dtype in _FLOATING:
+            object.__setattr__(self, "count", self.count.to(torch.float64))
+        else:
             raise TallyError(f"count must be integers or real weights; got {self.count.dtype}")
 
     @staticmethod
@@ -76,7 +78,7 @@ class Tally:
         return Tally(torch.zeros(rows, device=device), torch.zeros(rows, dtype=torch.int64, device=device))
 
     def sum(self) -> Tally:
-        """Return the tally of one row (``[1]``) that holds the sum of all rows."""
+        """Return the tally of one row (``[1]``) that holds the sum of all rows; counts beyond 2^63 - 1 wrap here."""
         return Tally(self.total.sum().reshape(1), self.count.sum().reshape(1))
 
     def mean(self) -> Tensor:
@@ -97,4 +99,6 @@ class Tally:
         if self.total.shape != other.total.shape:
             shapes = f"{list(self.total.shape)} and {list(other.total.shape)}"
             raise TallyError(f"tallies are added row by row and need the same rows; got {shapes}")
-        return Tally(self.total + other.total, self.count + other.count)
+        mixed = self.count.is_floating_point() != other.count.is_floating_point()
+        counts = [one.count.to(torch.float64) if mixed else one.count for one in (self, other)]
+        return Tally(self.total + other.total, counts[0] + counts[1])

@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from test_finish import OPTIMIZERS
@@ -216,3 +217,99 @@ def test_a_loss_that_only_a_custom_function_knows() -> None:
             grads.backward(augend.losses.mean(margin))
         means.append(grads.finish_mean().gradients["weight"].tolist())
     assert means[0] == means[1] == means[2]
+
+
+class Shared(torch.nn.Module):
+    """Two parameters whose gradients autograd may hand out in one memory, through views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.a.unsqueeze(0) + self.b.unsqueeze(0)) * x
+
+
+def test_gradients_that_share_memory_have_sums_of_their_own() -> None:
+    """Autograd hands one storage to both parameters; each has its own sum, and dividing one leaves the other."""
+    model = Shared()
+    grads = augend.Accumulator(model)
+    for size in (1.0, 2.0):
+        grads.backward(augend.Tally(model(torch.full((1, 3), size)).sum(dim=1), torch.tensor([1])))
+    assert grads.pending["a"].data_ptr() != grads.pending["b"].data_ptr()
+    grads.finish()
+    assert [[1.5] * 3] * 2 == [model.a.grad.tolist(), model.b.grad.tolist()]
+
+
+def test_a_callers_buffers_can_be_used_again() -> None:
+    """Counts and totals are read at finish, and are then what they were at backward."""
+    model = integer_model()
+    grads = augend.Accumulator(model)
+    count = torch.empty(2, dtype=torch.int64)
+    for items in (1, 3):
+        count.fill_(items)
+        total = model(torch.ones(2, 3))[:, 0] * items  # 6 a row and item
+        grads.backward(augend.Tally(total, count))
+        with torch.no_grad():
+            total.zero_()
+    done = grads.finish()
+    assert (8, 6.0) == (done.count, done.loss.value)
+
+
+def test_a_mean_beyond_the_work_dtype_is_judged() -> None:
+    """A small weight can make a finite float32 sum an infinite mean: named, skipped, or let through knowingly."""
+    for policy in ("raise", "skip", "allow"):
+        for finish in ("finish", "finish_mean"):
+            model = integer_model()
+            grads = augend.Accumulator(model)
+            total = model(torch.full((2, 3), 1e35))[:, 0]
+            grads.backward(augend.Tally(total, torch.full((2,), 2.0**-20)))
+            if policy == "raise":
+                with pytest.raises(
+                    augend.errors.NonFiniteError, match=r"'weight' reaches 1\.0\d*e\+41, which torch.flo"
+                ):
+                    getattr(grads, finish)()
+            else:
+                assert (policy == "skip") == getattr(grads, finish)(nonfinite=policy).skipped
+
+
+def test_parameters_with_gaps_or_borrowed_memory_are_refused() -> None:
+    """A slice with gaps, a trained parameter over a frozen one's memory, and memory shared later are all named."""
+    base = torch.zeros(4, 6)
+    with pytest.raises(augend.errors.ContractError, match=r"'0' of strides \[6, 1\] has gaps in memory"):
+        augend.Accumulator(torch.nn.ParameterList([torch.nn.Parameter(base[:, :3])]))
+    flat = torch.zeros(8)
+    frozen = torch.nn.Parameter(flat, requires_grad=False)
+    with pytest.raises(augend.errors.ContractError, match="two objects over the same memory"):
+        augend.Accumulator(torch.nn.ParameterList([torch.nn.Parameter(flat[2:4]), frozen]))
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(3)) for _ in range(2)])
+    grads = augend.Accumulator(model)
+    model[0].data = torch.zeros(3)  # new memory of its own is fine
+    grads.add({"0": torch.ones(3)}, 1)
+    model[1].data = model[0].data
+    with pytest.raises(augend.errors.ContractError, match="'0' and '1' are two objects over the same memory"):
+        grads.add({"0": torch.ones(3)}, 1)
+
+
+def test_counts_may_be_numbers_of_numpy() -> None:
+    """A count given to add may be any real number, numpy's too."""
+    model = integer_model()
+    grads = augend.Accumulator(model)
+    for count in (np.int64(3), np.float32(0.5), 2, 0.5):
+        grads.add({"weight": torch.ones(1, 3)}, count)
+    assert 6 == grads.state.count
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused_before_anything_changes() -> None:
+    """Whatever its name: a step with a required argument cannot be called, and the window is kept."""
+
+    class Needy(torch.optim.SGD):
+        def step(self, closure):
+            return super().step(closure)
+
+    model = integer_model()
+    grads = augend.Accumulator(model)
+    grads.add({"weight": torch.ones(1, 3)}, 1)
+    with pytest.raises(augend.errors.ContractError, match="Needy evaluates the model again"):
+        grads.step(Needy(model.parameters(), lr=0.1))
+    assert 1 == grads.finish().count

@@ -294,7 +294,7 @@ def test_a_stale_batch_is_refused() -> None:
         job.grads.backward(loss(job.model, microbatch))
         break
     fresh = Job()
-    with pytest.raises(StateError, match="the window holds 3 rows of a batch, and batch 0 counts 0"):
+    with pytest.raises(StateError, match="the window holds 3 rows of batch 0, and 0 of batch 0 count as done"):
         next(job.grads.microbatches(first(fresh)))
     job.data.load_state_dict(fresh.data.state_dict())
     with pytest.raises(StateError, match="Save and load accumulator and data together"):
@@ -420,7 +420,7 @@ def test_drained_before_the_save_cannot_be_drained_again() -> None:
     assert 1 == next(iter(other.data)).step
     again = Job()
     batch = first(again)
-    batch.progress(again.grads).closed = True
+    batch.progress(again.grads).closed = batch.progress(again.grads).replay = True
     assert [] == list(again.grads.microbatches(batch))
     for call in (again.grads.finish_mean, again.grads.finish_sums, again.grads.finish):
         with pytest.raises(StateError, match="finished before it was loaded"):
@@ -433,9 +433,143 @@ def test_a_closed_batch_with_rows_in_the_window_is_refused() -> None:
     batch = first(job)
     for microbatch in job.grads.microbatches(batch):
         job.grads.backward(loss(job.model, microbatch))
-    batch.progress(job.grads).closed = True
-    with pytest.raises(StateError, match="batch 0 is finished, yet the window holds 8 rows"):
+    batch.progress(job.grads).closed = batch.progress(job.grads).replay = True
+    with pytest.raises(StateError, match="batch 0 is finished, yet the window holds 3 micro-batches"):
         next(job.grads.microbatches(batch))
+
+
+def test_a_finished_batch_is_not_trained_on_again() -> None:
+    """In the process that finished it, a batch cannot be entered again: silently training nothing would be worse."""
+    job = Job()
+    batch = first(job)
+    for microbatch in job.grads.microbatches(batch):
+        job.grads.backward(loss(job.model, microbatch))
+    job.grads.step(job.optimizer)
+    with pytest.raises(StateError, match="batch 0 is finished; take the next one"):
+        next(job.grads.microbatches(batch))
+
+
+def test_nothing_is_added_to_a_batch_that_was_finished_before() -> None:
+    """While a resumed batch only gives its record, a backward would land in the next batch: refused."""
+    job = Job()
+    for microbatch in job.grads.microbatches(first(job)):
+        job.grads.backward(loss(job.model, microbatch))
+    done = job.grads.step(job.optimizer)
+    other = Job()
+    other.load(job.save())
+    batch = first(other)
+    assert [] == list(other.grads.microbatches(batch))
+    microbatch = next(iter(batch))
+    with pytest.raises(StateError, match="while batch 0 was finished before"):
+        other.grads.backward(loss(other.model, microbatch))
+    assert done == other.grads.step(other.optimizer)
+
+
+def test_a_backward_after_leaving_the_loop_is_refused() -> None:
+    """A micro-batch whose loop was left would be offered again and counted twice: refused, also by add."""
+    job = Job()
+    batch = first(job)
+    for microbatch in job.grads.microbatches(batch):  # noqa: B007  it is used after the loop
+        break
+    for call in (lambda: job.grads.backward(loss(job.model, microbatch)), lambda: job.grads.add({}, 0)):
+        with pytest.raises(StateError, match="has 8 rows to do"):
+            call()
+    for microbatch in job.grads.microbatches(batch):
+        job.grads.backward(loss(job.model, microbatch))
+    job.grads.add({"a.bias": torch.zeros(8)}, 0)  # what belongs to no row comes after the loop
+    assert BATCH == job.grads.finish().count
+
+
+def test_a_plain_loop_and_microbatches_do_not_mix() -> None:
+    """Rows that a plain loop has added are not offered a second time."""
+    job = Job()
+    batch = first(job)
+    for microbatch in batch:
+        job.grads.backward(loss(job.model, microbatch))
+    with pytest.raises(StateError, match="did not come from microbatches"):
+        next(job.grads.microbatches(batch))
+    assert BATCH == job.grads.finish().count
+
+
+def test_an_old_generator_does_not_disturb_a_newer_loop() -> None:
+    """A half-used loop that is collected late leaves the micro-batch of the loop that runs now alone."""
+    job = Job()
+    batch = first(job)
+    old = job.grads.microbatches(batch)
+    next(old)
+    for microbatch in job.grads.microbatches(batch):
+        if old is not None:
+            old.close()
+            old = None
+        job.grads.backward(loss(job.model, microbatch))
+    assert (BATCH, 3) == (job.grads.state.count, job.grads.state.microbatches)
+
+
+def test_a_failed_step_can_offer_its_batch_again() -> None:
+    """An exception in optimizer.step() keeps the batch open: after reset its rows are offered again, none is lost."""
+
+    class Flaky(torch.optim.SGD):
+        def step(self, closure=None):
+            if not self.state.get("failed"):
+                self.state["failed"] = True
+                raise RuntimeError("flaky")
+            return super().step(closure)
+
+    job = Job()
+    optimizer = Flaky(job.model.parameters(), lr=0.1)
+    batch = first(job)
+    for attempt in range(2):
+        rows = 0
+        for microbatch in job.grads.microbatches(batch):
+            job.grads.backward(loss(job.model, microbatch))
+            rows += microbatch.real_rows
+        assert BATCH == rows
+        if attempt:
+            assert (BATCH, 1) == (job.grads.step(optimizer).count, job.grads.updates)
+            continue
+        with pytest.raises(RuntimeError, match="flaky"):
+            job.grads.step(optimizer)
+        assert all(parameter.grad is None for parameter in job.model.parameters())
+        job.grads.reset()
+
+
+def test_reset_right_after_a_resume_drops_the_batchs_progress() -> None:
+    """A resumed window can be dropped before its batch is entered; the batch then starts over."""
+    job = Job()
+    for _ in zip(range(3), job.moments(), strict=False):
+        pass
+    other = Job()
+    other.load(job.save())
+    other.grads.reset()
+    batch = first(other)
+    assert BATCH == sum(one.real_rows for one in consumed(other, batch))
+
+
+def consumed(job: Job, batch: augend.data.Batch) -> Iterator[augend.data.Microbatch]:
+    """Run a batch and yield its micro-batches."""
+    for microbatch in job.grads.microbatches(batch):
+        job.grads.backward(loss(job.model, microbatch))
+        yield microbatch
+
+
+def test_a_window_belongs_to_one_batch() -> None:
+    """Data rolled back to another batch with as many rows done is told from the window's own batch."""
+    job = Job()
+    batches = iter(job.data)
+    job.data.register(job.grads)
+    states = []
+    for _ in range(2):
+        batch = next(batches)
+        for microbatch in job.grads.microbatches(batch):
+            job.grads.backward(loss(job.model, microbatch))
+            states.append(job.data.state_dict())
+            if batch.step == 1:
+                break
+        if batch.step == 0:
+            job.grads.step(job.optimizer)
+    job.data.load_state_dict(states[0])
+    with pytest.raises(StateError, match="the window holds 3 rows of batch 1, and 3 of batch 0 count as done"):
+        next(job.grads.microbatches(first(job)))
 
 
 # ------------------------------------------------------------------ two models in one loop
@@ -568,3 +702,19 @@ def test_accumulators_in_one_loop_each_need_their_backward() -> None:
     with pytest.raises(StateError, match="got no backward"):
         for microbatch in pair.d.microbatches(next(iter(pair.data)), together=[pair.g]):
             pair.d.backward(pair.tallies(microbatch["x"])[0])
+
+
+def test_accumulators_in_one_loop_must_be_equally_far() -> None:
+    """One that missed a micro-batch, or was reset alone, would lose or double rows: refused until all are reset."""
+    pair = Pair()
+    batch = next(iter(pair.data))
+    with pytest.raises(ZeroDivisionError):
+        for microbatch in pair.d.microbatches(batch, together=[pair.g]):
+            pair.d.backward(pair.tallies(microbatch["x"])[0])
+            raise ZeroDivisionError
+    with pytest.raises(StateError, match="have done 3, 0 of its rows; call reset"):
+        next(pair.d.microbatches(batch, together=[pair.g]))
+    pair.d.reset()
+    for microbatch in pair.d.microbatches(batch, together=[pair.g]):
+        pair.backward(microbatch)
+    assert (BATCH, 2 * BATCH) == (pair.g.finish().count, pair.d.finish().count)  # real and invented rows

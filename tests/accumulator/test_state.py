@@ -176,6 +176,35 @@ BAD = {
     "microbatches 1.0": (changed("microbatches", 1.0), StateError, "microbatches must be a whole number"),
     "microbatches true": (changed("microbatches", value=True), StateError, "microbatches must be a whole number"),
     "too many": (changed("microbatches", 65_537), StateError, "microbatches must be a whole number from 0 to 65536"),
+    "step": (changed("step", 0), StateError, "step is 0, and 0 rows of that batch are done"),
+    "step text": (changed("step", "0"), StateError, "step must be a whole number"),
+    "rows of no batch": (changed("rows_done", 3), StateError, "step is None, and 3 rows of that batch are done"),
+    "scale of another type": (
+        changed("contract/loss_scale", {"kind": "fixed", "value": True}),
+        ContractError,
+        "loss_scale",
+    ),
+    "shape of bools": (changed(f"{W}/shape", [True, 4]), StateError, "must be a whole number"),
+    "named twice": (
+        changed("present/loss", ["first.weight", "first.weight", "first.bias", "head.weight", "head.bias"]),
+        StateError,
+        "names a parameter twice",
+    ),
+    "count off the grid": (
+        both(changed(f"{M}/count", f"1/{2**100}"), changed(f"{M}/total_count", "0")),
+        StateError,
+        "must be a multiple of 2^-40",
+    ),
+    "meta tensor": (changed(S, torch.zeros(3, 4, device="meta")), StateError, "must be a dense tensor"),
+    "finished of another term": (
+        changed("finished/losses", {"nll": {"value": 1.0, "error": 1.0, "count": 1}}),
+        StateError,
+        "must have the losses",
+    ),
+    "finished count": (changed("finished/count", "many"), StateError, "'many' is no count"),
+    "finished count true": (changed("finished/losses/loss/count", value=True), StateError, "True is no count"),
+    "finished below 0": (changed("finished/microbatches", -3), StateError, "microbatches must be a whole number"),
+    "finished skipped": (changed("finished/skipped", 0), StateError, "skipped must be true or false"),
     "rows done": (changed("rows_done", None), StateError, "rows_done must be a whole number"),
     "loose": (changed("loose", 0), StateError, "loose must be true or false"),
     "updates": (changed("updates", -3), StateError, "updates must be a whole number"),
@@ -227,7 +256,7 @@ BAD = {
     "finished text": (changed("finished", "no"), StateError, "the saved record of the last finish"),
     "finished field": (without("finished/norm"), StateError, "the saved record of the last finish"),
     "finished no float": (changed("finished/norm", 1), StateError, "1 is no float"),
-    "finished type": (changed("finished/update", 1.5), StateError, "the last finish's update must be a int"),
+    "finished type": (changed("finished/update", 1.5), StateError, "the last finish's update must be a whole number"),
 }
 
 

@@ -233,7 +233,14 @@ def test_two_accumulators_keep_their_own_progress():
 
 def test_accumulators_are_told_apart_by_identity():
     """Two that compare equal are still two."""
-    data, owners = batches(), [[], [], []]
+
+    class Alike:
+        def __eq__(self, other):
+            return True
+
+        __hash__ = object.__hash__
+
+    data, owners = batches(), [Alike(), Alike(), Alike()]
     assert [0, 1, 2, 1] == [data.register(owner) for owner in [*owners, owners[1]]]
 
 
@@ -340,3 +347,37 @@ def test_integers_of_numpy_count_and_seeds_are_any_integer():
         tuple(next(iter(batches(100, batch_size=100, seed=seed))).indices.tolist()) for seed in (-1, 1, 2**70, -(2**70))
     }
     assert 4 == len(orders)
+
+
+def test_an_owner_that_is_gone_holds_nothing_up():
+    """A dropped accumulator's pending rows go with it, its ordinal goes to the next, and no batch comes twice."""
+    data = batches(epochs=1)
+    seen = []
+    for _ in range(3):
+        owner = Owner()
+        for batch in data:
+            seen.append(batch.step)
+            progress = batch.progress(owner)
+            assert 0 == data.register(owner)
+            progress.rows_done, progress.closed = batch.rows, True
+            break
+        del owner, progress
+    assert [0, 1, 2] == seen
+    data, lost = batches(epochs=1), Owner()
+    iterator = iter(data)
+    next(iterator).progress(lost).rows_done = 2
+    with pytest.raises(StateError, match="accumulator 0 holds 2 rows"):
+        next(iterator)
+    del lost
+    assert 1 == next(iterator).step
+
+
+def test_a_later_owner_takes_the_place_of_one_that_is_gone():
+    """In the same batch a new accumulator starts at the first row, with the ordinal and draws of the lost one."""
+    data, kept, lost = batches(epochs=1), Owner(), Owner()
+    batch = next(iter(data))
+    assert (0, 1) == (data.register(lost), data.register(kept))
+    batch.progress(lost).rows_done = 2
+    del lost
+    new = Owner()
+    assert (0, 0) == (batch.progress(new).rows_done, data.register(new))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol, TypeVar, final
 
+from augend._accumulate._window import Window
 from augend.errors import StateError
 
 
@@ -13,6 +14,7 @@ class ProgressLike(Protocol):
 
     rows_done: int
     closed: bool
+    replay: bool
 
 
 class MicrobatchLike(Protocol):
@@ -58,31 +60,42 @@ class Course:
 
     def __init__(self) -> None:
         self.batch: BatchLike[MicrobatchLike] | None = None
-        self.replayed = False  # the batch was finished before it was loaded: finish() gives the saved record
+        self.replayed = False  # the batch was finished before it was handed out: finish() gives the saved record
+        self._dropped = False  # the window was dropped before its batch was entered
+        self._turn: object = None  # the loop that entered last
         self._progress: ProgressLike | None = None
         self._current: MicrobatchLike | None = None
         self._calls = 0
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Be in no batch; what is done of the one that was open stays done."""
         self.batch, self._progress, self._current, self.replayed = None, None, None, False
 
-    def enter(self, owner: object, batch: BatchLike[MicrobatchLike], rows_held: int) -> None:
+    def enter(self, owner: object, batch: BatchLike[MicrobatchLike], window: Window, turn: object) -> None:
         """Enter a batch, or go on in it.
 
         Raises:
-            StateError: The window holds rows of another batch, or not those that the data counts as done.
+            StateError: The window holds rows of another batch, or not those that the data counts as done, or the
+                batch is finished.
         """
         progress = batch.progress(owner)
+        if self._dropped and not progress.closed:
+            progress.rows_done = 0
         if progress.closed:
-            if rows_held:
-                raise StateError(f"batch {batch.step} is finished, yet the window holds {rows_held} rows of a batch")
-        elif progress.rows_done != rows_held:
+            _check_replay(batch, progress, window)
+        elif progress.rows_done != window.rows_done or (window.rows_done and window.step != batch.step):
             raise StateError(
-                f"the window holds {rows_held} rows of a batch, and batch {batch.step} counts {progress.rows_done} as "
-                "done. Save and load accumulator and data together, and finish() one batch before the next"
+                f"the window holds {window.rows_done} rows of batch {window.step}, and {progress.rows_done} of batch "
+                f"{batch.step} count as done. Save and load accumulator and data together, and finish() one batch "
+                "before the next"
+            )
+        elif window.loose and progress.rows_done < batch.rows:
+            raise StateError(
+                "the window holds micro-batches that did not come from microbatches(); their rows would be counted "
+                "twice. finish() or reset() first, and add what belongs to no row after the loop"
             )
         self.batch, self._progress, self.replayed = batch, progress, progress.closed
-        self._current = None
+        self._current, self._turn, self._dropped = None, turn, False
 
     def hand_out(self, microbatch: MicrobatchLike) -> None:
         """Make a micro-batch the current one."""
@@ -100,46 +113,69 @@ class Course:
                 "(its count is then 0)"
             )
 
-    def leave(self) -> None:
-        """No micro-batch is current any more."""
-        self._current = None
+    def leave(self, turn: object) -> None:
+        """No micro-batch of this loop is current any more; a newer loop's stays."""
+        if self._turn is turn:
+            self._current = None
 
     def current(self) -> MicrobatchLike | None:
         """Return the micro-batch that a backward would belong to, or None outside the loop.
 
         Raises:
-            StateError: It had its backward already.
+            StateError: It had its backward already, or the loop was left before the batch's end.
         """
         if self._current is not None and self._calls:
             raise StateError("a second backward() for one micro-batch; use terms=(...) for several losses")
+        if self._current is None and self.batch is not None and (self.replayed or self._rows_left()):
+            what = "was finished before" if self.replayed else f"has {self._rows_left()} rows to do"
+            raise StateError(
+                f"a backward() outside the loop, while batch {self.batch.step} {what}; enter the loop over "
+                "microbatches(batch) again, or drop what is there with reset()"
+            )
         return self._current
 
-    def advance(self) -> int | None:
-        """Count the current micro-batch as done; returns the rows of the batch that are, or None outside the loop."""
-        if self._current is None or self._progress is None:
+    def advance(self) -> tuple[int, int] | None:
+        """Count the current micro-batch as done; returns the batch's step and its rows done, None outside the loop."""
+        if self._current is None or self._progress is None or self.batch is None:
             return None
         self._calls += 1
         self._progress.rows_done = self._current.rows_done
-        return self._progress.rows_done
+        return self.batch.step, self._progress.rows_done
+
+    def _rows_left(self) -> int:
+        if self.batch is None or self._progress is None or self._progress.closed:
+            return 0
+        return self.batch.rows - self._progress.rows_done
 
     def check_finishable(self) -> None:
         """Raise StateError if rows of the open batch were not offered yet."""
-        if self.batch is None or self._progress is None or self._progress.closed:
-            return
-        if self._progress.rows_done < self.batch.rows:
+        if self.batch is not None and self._rows_left():
             raise StateError(
-                f"batch {self.batch.step} has {self._progress.rows_done} of {self.batch.rows} rows done; finish the "
-                "loop over microbatches(batch) first, or drop what is there with reset()"
+                f"batch {self.batch.step} has {self.batch.rows - self._rows_left()} of {self.batch.rows} rows done; "
+                "finish the loop over microbatches(batch) first, or drop what is there with reset()"
             )
 
     def close(self) -> None:
         """The batch is finished for this accumulator."""
         if self._progress is not None:
             self._progress.closed = True
-        self._forget()
+        self.forget()
 
     def restart(self) -> None:
-        """Nothing of the open batch is done any more."""
-        if self._progress is not None and not self._progress.closed:
+        """Nothing of the open batch is done any more, nor of the one that is entered next."""
+        if self._progress is None:
+            self._dropped = True
+        elif not self._progress.closed:
             self._progress.rows_done = 0
-        self._forget()
+        self.forget()
+
+
+def _check_replay(batch: BatchLike[MicrobatchLike], progress: ProgressLike, window: Window) -> None:
+    """A closed batch is entered only where it was closed before it was handed out, and with an empty window."""
+    if not progress.replay:
+        raise StateError(
+            f"batch {batch.step} is finished; take the next one. To train on one batch several times, make "
+            "augend.Batches of its rows alone"
+        )
+    if window.microbatches:
+        raise StateError(f"batch {batch.step} is finished, yet the window holds {window.microbatches} micro-batches")

@@ -73,7 +73,7 @@ class Taker:
         if gradient.layout != torch.strided:
             raise GradientError(f"the gradient of {name!r} is sparse; only dense gradients can be summed")
         parameter.grad = None
-        self._window.add_gradient(self._term, name, gradient)
+        self._window.add_gradient(self._term, name, gradient, parameter)
         self._taken += 1
 
 

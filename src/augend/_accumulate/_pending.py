@@ -84,7 +84,7 @@ class Pending:
         self._begin()
         for term, named in gradients.items():
             for name, gradient in named.items():
-                self.window.add_gradient(term, name, self.like(name, gradient))
+                self.window.add_gradient(term, name, gradient.detach(), self.slots.parameters[name])
             self.window.add_count(term, counts[term])
         self._end()
 
@@ -99,16 +99,14 @@ class Pending:
         self.slots.check()
 
     def drain(self) -> None:
-        """Empty the window and close the batch."""
+        """Empty the window; the batch stays open until it is closed."""
         self.window = Window(self.terms.names, self.work)
-        self.course.close()
 
     def swap(self, window: Window) -> None:
-        """Put another window in the place of this one, and go back to the start of the open batch."""
+        """Put another window in the place of this one."""
         if self.window.broken is not None:
             self.taker.drop()  # a backward that failed may have left gradients behind
         self.window = window
-        self.course.restart()
 
     def _ready(self) -> MicrobatchLike | None:
         """Check all that can be checked without reading values; nothing is changed."""
@@ -127,11 +125,11 @@ class Pending:
     def _end(self) -> None:
         self.window.broken = None
         self.window.microbatches += 1
-        rows_done = self.course.advance()
-        if rows_done is None:
+        at = self.course.advance()
+        if at is None:
             self.window.loose = True
         else:
-            self.window.rows_done = rows_done
+            self.window.step, self.window.rows_done = at
 
 
 def offer(batch: BatchLike[M], members: Sequence[tuple[object, Pending]]) -> Iterator[M]:
@@ -141,9 +139,11 @@ def offer(batch: BatchLike[M], members: Sequence[tuple[object, Pending]]) -> Ite
         batch: The batch.
         members: Each accumulator with what it holds.
     """
+    _check_alike(batch, [owner for owner, _ in members])
+    turn = object()
     for owner, pending in members:
         pending.window.guard()
-        pending.course.enter(owner, batch, pending.window.rows_done)
+        pending.course.enter(owner, batch, pending.window, turn)
     try:
         for microbatch in batch.remaining(members[0][0]):
             for _, pending in members:
@@ -154,7 +154,20 @@ def offer(batch: BatchLike[M], members: Sequence[tuple[object, Pending]]) -> Ite
             batch.check_live()
     finally:
         for _, pending in members:
-            pending.course.leave()
+            pending.course.leave(turn)
+
+
+def _check_alike(batch: BatchLike[M], owners: Sequence[object]) -> None:
+    """One micro-batch for several is right only if all of them have done the same rows."""
+    rows = []
+    for owner in owners:
+        progress = batch.progress(owner)
+        rows.append(batch.rows if progress.closed else progress.rows_done)
+    if len(set(rows)) > 1:
+        raise StateError(
+            f"accumulators that go through batch {batch.step} together have done {', '.join(map(str, rows))} of its "
+            "rows; call reset() on each of them, and offer the batch again"
+        )
 
 
 def _check_rows(tallies: Mapping[str, Tally], microbatch: MicrobatchLike | None) -> None:

@@ -40,7 +40,8 @@ class Slots:
             raise ContractError("the model has no parameter that requires a gradient: there is nothing to train")
         for name, parameter in self.parameters.items():
             _refuse_kind(name, parameter, work)
-        _refuse_shared_memory(self.parameters)
+        self._places = _places(model)
+        _refuse_shared_memory(self._places, self.parameters)
         _refuse_sparse(model)
 
     def check(self) -> None:
@@ -52,6 +53,10 @@ class Slots:
         """
         now = _walk(self.model)
         if len(now) == len(self._seen) and all(map(_same, self._seen, now)):
+            places = _places(self.model)
+            if places != self._places:  # .data was set anew: fine, unless two now stand in one place
+                _refuse_shared_memory(places, self.parameters)
+                self._places = places
             return
         compare_tensors(self.tensors, tensors_of(self.model), "the model now")
         changed = next(new[0] for old, new in zip(self._seen, now, strict=True) if not _same(old, new))
@@ -82,17 +87,38 @@ def _refuse_kind(name: str, parameter: nn.Parameter, work: torch.dtype) -> None:
         )
     if parameter.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         raise ContractError(f"parameter {name!r} is {parameter.dtype}; only real floating parameters can be trained")
+    if not _dense(parameter):
+        raise ContractError(
+            f"parameter {name!r} of strides {list(parameter.stride())} has gaps in memory, which torch's fused "
+            "optimizers write over; use .clone()"
+        )
     if parameter.dtype == torch.float64 and work != torch.float64:
         raise ContractError(f'parameter {name!r} is float64: its sums need dtype="float64"')
 
 
-def _refuse_shared_memory(parameters: dict[str, nn.Parameter]) -> None:
-    spans = sorted(
+def _dense(parameter: nn.Parameter) -> bool:
+    """Tell whether the elements fill their memory without gaps or overlaps, in whatever order of dims."""
+    expected = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _places(model: nn.Module) -> list[tuple[int, int, str]]:
+    """Return from where to where in memory each parameter stands."""
+    return sorted(
         (parameter.data_ptr(), parameter.data_ptr() + parameter.numel() * parameter.element_size(), name)
-        for name, parameter in parameters.items()
+        for name, parameter in model.named_parameters()
+        if type(parameter.data) is Tensor and not parameter.is_meta
     )
-    for (_, end, first), (start, _, second) in pairwise(spans):
-        if start < end:
+
+
+def _refuse_shared_memory(places: list[tuple[int, int, str]], trained: dict[str, nn.Parameter]) -> None:
+    for (_, end, first), (start, _, second) in pairwise(places):
+        if start < end and (first in trained or second in trained):
             raise ContractError(
                 f"parameters {first!r} and {second!r} are two objects over the same memory; "
                 "tie them by assigning one nn.Parameter to both places"

@@ -17,7 +17,10 @@ from augend.errors import ContractError, StateError
 
 STATE_VERSION: Final = 1
 _KEYS: Final = frozenset(
-    {"version", "contract", "microbatches", "rows_done", "loose", "moments", "present", "sums", "updates", "finished"}
+    {
+        *("version", "contract", "microbatches", "step", "rows_done", "loose", "moments", "present", "sums"),
+        *("updates", "finished"),
+    }
 )
 
 
@@ -62,6 +65,7 @@ def write_state(window: Window, contract: Contract) -> dict[str, object]:
         "version": STATE_VERSION,
         "contract": contract.to_plain(),
         "microbatches": window.microbatches,
+        "step": window.step,
         "rows_done": window.rows_done,
         "loose": window.loose,
         "moments": {term: one.to_plain() for term, one in moments.items()},
@@ -93,6 +97,10 @@ def read_state(state: Mapping[str, object], contract: Contract, limit: int) -> t
     window = Window(contract.terms, work)
     window.microbatches = _whole("microbatches", state["microbatches"], limit)
     window.rows_done = _whole("rows_done", state["rows_done"], COUNT_LIMIT)
+    if state["step"] is not None:
+        window.step = _whole("step", state["step"], COUNT_LIMIT)
+    if (window.step is None) != (window.rows_done == 0):
+        raise StateError(f"step is {window.step}, and {window.rows_done} rows of that batch are done")
     window.loose = _flag("loose", state["loose"])
     moments = _table("moments", state["moments"], contract.terms)
     present = _table("present", state["present"], contract.terms)
@@ -164,9 +172,16 @@ def _check_contract(saved: object, live: Contract) -> None:
     _check_keys("contract", saved, set(expected))
     plain = cast("Mapping[str, object]", saved)
     for name in ("dtype", "loss_scale", "terms"):
-        if plain[name] != expected[name]:
+        if not _equal(plain[name], expected[name]):
             raise ContractError(f"{name} {plain[name]!r} was saved, and the accumulator has {expected[name]!r}")
     compare_tensors(_read_tensors(plain["tensors"]), live.tensors, "the accumulator's model")
+
+
+def _equal(saved: object, live: object) -> bool:
+    """Compare plain values by type too: True is not 1.0."""
+    if isinstance(live, dict):
+        return isinstance(saved, dict) and saved.keys() == live.keys() and all(_equal(saved[k], live[k]) for k in live)
+    return type(saved) is type(live) and saved == live
 
 
 def _read_tensors(plain: object) -> dict[str, TensorContract]:
@@ -177,6 +192,8 @@ def _read_tensors(plain: object) -> dict[str, TensorContract]:
         _check_keys(f"contract.tensors[{name!r}]", one, {"shape", "dtype", "trainable", "tied"})
         if not isinstance(one["shape"], list) or not isinstance(one["tied"], list):
             raise StateError(f"contract.tensors[{name!r}]: shape and tied must be lists")
+        for size in one["shape"]:
+            _whole(f"a size in contract.tensors[{name!r}].shape", size, COUNT_LIMIT)
         trainable = _flag(f"contract.tensors[{name!r}].trainable", one["trainable"])
         tensors[str(name)] = TensorContract(tuple(one["shape"]), one["dtype"], trainable, tuple(one["tied"]))
     return tensors
@@ -189,6 +206,8 @@ def _moments(term: str, plain: object) -> Moments:
         moments = Moments.from_plain(plain)
     except ValueError as error:
         raise StateError(f"moments[{term!r}]: {error}") from error
+    if (moments.count * 2**40).denominator != 1:
+        raise StateError(f"the count of term {term!r} must be a multiple of 2^-40; got {moments.count}")
     if moments.count > COUNT_LIMIT:
         raise StateError(f"the count of term {term!r} must be at most 2^63 - 1; got {moments.count}")
     return moments
@@ -197,6 +216,8 @@ def _moments(term: str, plain: object) -> Moments:
 def _sums(term: str, got: object, present: object, contract: Contract, work: torch.dtype) -> dict[str, Tensor]:
     if not isinstance(present, list) or not all(isinstance(name, str) for name in present):
         raise StateError(f"present[{term!r}] must be a list of parameter names; got {present!r}")
+    if len(set(present)) != len(present):
+        raise StateError(f"present[{term!r}] names a parameter twice: {present!r}")
     where = f"sums[{term!r}]"
     _check_keys(where, got, set(present))
     sums = {}
@@ -205,7 +226,7 @@ def _sums(term: str, got: object, present: object, contract: Contract, work: tor
         if agreed is None or not agreed.trainable:
             kind = "unknown" if agreed is None else "frozen"
             raise StateError(f"{where} holds a tensor for the {kind} parameter {name!r}")
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             raise StateError(f"{where}[{name!r}] must be a dense tensor; got {type(tensor).__name__}")
         if tensor.dtype != work or tuple(tensor.shape) != agreed.shape:
             expected = f"{work} of shape {list(agreed.shape)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from fractions import Fraction
+from numbers import Rational, Real
 from typing import TypeVar, cast, final
 
 from torch import Tensor
@@ -69,8 +70,9 @@ class Terms:
 
 
 def _exact(term: str, count: Count) -> Fraction:
-    if isinstance(count, bool) or not isinstance(count, int | float | Fraction):
+    if isinstance(count, bool) or not isinstance(count, Real):
         raise TallyError(f"the count of term {term!r} must be a number; got {count!r}")
     if not (count >= 0 and math.isfinite(count)):
         raise TallyError(f"the count of term {term!r} must be finite and not negative; got {count}")
-    return Fraction(round(Fraction(count) * 2**40), 2**40)
+    exact = Fraction(count) if isinstance(count, Rational) else Fraction(float(count))
+    return Fraction(round(exact * 2**40), 2**40)

@@ -31,6 +31,7 @@ class Window:
         self.sums: dict[str, dict[str, Tensor]] = {term: {} for term in terms}  # only what had a gradient
         self.microbatches = 0
         self.rows_done = 0  # of the batch that is open
+        self.step: int | None = None  # which batch that is
         self.loose = False  # some micro-batch did not come from Accumulator.microbatches()
         self.broken: str | None = None  # why only reset() and load_state_dict() go on
         self._moments: dict[str, Moments] = {term: Moments() for term in terms}
@@ -45,25 +46,27 @@ class Window:
                 "or load_state_dict() to go back to a saved one"
             )
 
-    def add_gradient(self, term: str, name: str, gradient: Tensor) -> None:
-        """Add one gradient to its sum. The first one of a window becomes the sum when dtype and memory allow.
+    def add_gradient(self, term: str, name: str, gradient: Tensor, like: Tensor) -> None:
+        """Add one gradient to its sum; the first one of a window is copied.
 
         Args:
             term: The loss term.
             name: The parameter.
-            gradient: Shaped like the parameter; the caller gives it away.
+            gradient: Shaped like the parameter, and only read: autograd may have given its memory to others too.
+            like: The parameter, whose memory layout the sum takes.
         """
         sums = self.sums[term]
         if name in sums:
             sums[name].add_(gradient)
         else:
-            sums[name] = gradient.to(self.work)
+            sums[name] = torch.empty_like(like, dtype=self.work).copy_(gradient)
 
     def add_tally(self, term: str, tally: Tally, *, gradients: int) -> None:
         """Keep the rows of one micro-batch, and whether its backward made any gradient."""
-        self._tallies[term].append(Tally(tally.total.detach(), tally.count))
+        count = tally.count.clone()  # copies: the caller may use its buffers again before they are read
+        self._tallies[term].append(Tally(tally.total.detach().clone(), count))
         if gradients == 0:
-            self._without_gradient[term].append(tally.count)
+            self._without_gradient[term].append(count)
 
     def add_count(self, term: str, count: Fraction) -> None:
         """Count items whose gradients were made elsewhere and whose total nobody knows."""

@@ -2,7 +2,7 @@
 
 from augend._finish._apply import Optimizers, as_optimizers
 from augend._finish._end import end_batch
-from augend._finish._mean import mean_of
+from augend._finish._mean import judge_narrowing, mean_of
 from augend._finish._policy import Empty, FinishOptions, NonFinite, Policy
 from augend._finish._results import Finished, Means, Sums
 
@@ -17,5 +17,6 @@ __all__ = [
     "Sums",
     "as_optimizers",
     "end_batch",
+    "judge_narrowing",
     "mean_of",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -25,8 +26,11 @@ def as_optimizers(given: Optimizers, parameters: Mapping[str, nn.Parameter]) -> 
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ContractError(f"step takes torch optimizers; got a {type(optimizer).__name__}")
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ContractError("LBFGS evaluates the model again in its step and needs a closure; use finish() instead")
+        if _needs_arguments(optimizer):
+            kind = type(optimizer).__name__
+            raise ContractError(
+                f"{kind} evaluates the model again in its step and needs a closure; use finish() instead"
+            )
         if getattr(optimizer, "grad_scale", None) is not None:
             raise ContractError("the optimizer carries a torch GradScaler's grad_scale; use loss_scale= instead of it")
         for group in optimizer.param_groups:
@@ -37,6 +41,12 @@ def as_optimizers(given: Optimizers, parameters: Mapping[str, nn.Parameter]) -> 
             held = "no optimizer holds it" if id(parameter) not in holders else "two optimizers hold it"
             raise ContractError(f"parameter {name!r} is trained, but {held}; freeze it, or give each to exactly one")
     return optimizers
+
+
+def _needs_arguments(optimizer: torch.optim.Optimizer) -> bool:
+    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(optimizer.step).parameters.values()
+    return any(one.default is inspect.Parameter.empty and one.kind not in fixed for one in parameters)
 
 
 def targets_of(
@@ -67,7 +77,9 @@ def write_gradients(gradients: Mapping[str, Tensor], targets: Mapping[str, nn.Pa
 
 def take_step(optimizers: Sequence[torch.optim.Optimizer], targets: Mapping[str, nn.Parameter]) -> None:
     """Step every optimizer once, and leave no gradient behind."""
-    for optimizer in optimizers:
-        optimizer.step()
-    for target in targets.values():
-        target.grad = None
+    try:
+        for optimizer in optimizers:
+            optimizer.step()
+    finally:
+        for target in targets.values():
+            target.grad = None

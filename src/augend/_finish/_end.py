@@ -35,7 +35,7 @@ def end_batch(
     targets = targets_of(pending.slots.parameters, optimizers)
     mean = mean_of(pending.window, pending.contract.loss_scale, policy)
     scale = 1.0 if mean.skipped else policy.scale(mean.norm)
-    mean = judge_narrowing(mean, scale, targets, policy, pending.window)
+    mean = judge_narrowing(mean, scale, {name: one.dtype for name, one in targets.items()}, policy, pending.window)
     microbatches = pending.window.microbatches
     pending.drain()
     pending.taker.drop()
@@ -50,6 +50,7 @@ def end_batch(
             take_step(optimizers, targets)
             pending.taker.written = {}
         pending.window.broken = None
+    pending.course.close()  # only now: after a step that failed, the batch can be offered again
     taken = updates + (not mean.skipped)
     scale = 1.0 if mean.skipped else scale
     return Finished(mean.count, microbatches, mean.norm, scale, mean.skipped, taken, mean.losses())

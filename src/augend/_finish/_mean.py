@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from augend._accumulate import Window, plain_count
 from augend._finish._divide import divide_
@@ -75,21 +75,23 @@ def mean_of(window: Window, loss_scale: float, policy: Policy) -> Mean:
 
 
 def judge_narrowing(
-    mean: Mean, scale: float, targets: Mapping[str, nn.Parameter], policy: Policy, window: Window
+    mean: Mean, scale: float, dtypes: Mapping[str, torch.dtype], policy: Policy, window: Window
 ) -> Mean:
-    """Apply the policy to means that are finite but too large for their parameter's dtype.
+    """Apply the policy to means that are finite but too large for the dtype that they are handed over in.
+
+    No element exceeds the norm, so only where the norm is too large are elements looked at.
 
     Raises:
         NonFiniteError: One is, and the policy says so. The window cannot go on.
     """
-    narrow = [name for name, tensor in mean.sums.items() if targets[name].dtype != tensor.dtype]
+    narrow = [name for name in mean.sums if not mean.norm * scale <= torch.finfo(dtypes[name]).max]
     if mean.skipped or not narrow:
         return mean
     device = mean.sums[narrow[0]].device
     sizes = torch.stack([torch.linalg.vector_norm(mean.sums[name], ord=math.inf).to(device) for name in narrow])
     for name, size in zip(narrow, sizes.tolist(), strict=True):
         largest = torch.tensor(size / mean.divisors[0] / mean.divisors[1] * scale, dtype=torch.float64)
-        dtype = targets[name].dtype
+        dtype = dtypes[name]
         if torch.isfinite(largest) and torch.isinf(largest.to(dtype)):
             fault = f"the mean gradient of parameter {name!r} reaches {float(largest):.6g}, which {dtype} cannot hold"
             return _judged(mean, fault, policy, window)

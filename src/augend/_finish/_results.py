@@ -58,15 +58,15 @@ class Finished:
             "count": self.count,
             "microbatches": self.microbatches,
             "norm": _write(self.norm),
-            "scale": self.scale,
+            "scale": _write(self.scale),
             "skipped": self.skipped,
             "update": self.update,
             "losses": losses,
         }
 
     @staticmethod
-    def from_plain(plain: object) -> Finished:
-        """Read what ``to_plain`` returned.
+    def from_plain(plain: object, terms: tuple[str, ...]) -> Finished:
+        """Read what ``to_plain`` returned, of a batch with these terms.
 
         Raises:
             StateError: A field is missing, unknown or of another type.
@@ -74,16 +74,21 @@ class Finished:
         try:
             fields = dict(plain)  # type: ignore[call-overload]  # anything that is no mapping is a TypeError below
             losses = {
-                term: Estimate(_read(one["value"]), _read(one["error"]), one["count"])
+                term: Estimate(_read(one["value"]), _read(one["error"]), _read_count(one["count"]))
                 for term, one in fields.pop("losses").items()
             }
-            done = Finished(**{**fields, "norm": _read(fields["norm"])}, losses=losses)
+            numbers = {"norm": _read(fields["norm"]), "scale": _read(fields["scale"])}
+            done = Finished(**{**fields, **numbers, "count": _read_count(fields["count"])}, losses=losses)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise StateError(f"the saved record of the last finish is not one: {error}") from error
-        kinds = {"microbatches": int, "norm": float, "scale": float, "skipped": bool, "update": int}
-        for name, kind in kinds.items():
-            if type(getattr(done, name)) is not kind:
-                raise StateError(f"the last finish's {name} must be a {kind.__name__}; got {getattr(done, name)!r}")
+        if tuple(losses) != terms:
+            raise StateError(f"the last finish must have the losses {list(terms)}; got {list(losses)}")
+        if type(done.skipped) is not bool:
+            raise StateError(f"the last finish's skipped must be true or false; got {done.skipped!r}")
+        for name in ("microbatches", "update"):
+            value = getattr(done, name)
+            if type(value) is not int or value < 0:
+                raise StateError(f"the last finish's {name} must be a whole number of at least 0; got {value!r}")
         return done
 
 
@@ -95,6 +100,12 @@ def _read(value: object) -> float:
     if isinstance(value, float) or (isinstance(value, str) and value in ("nan", "inf", "-inf")):
         return float(value)
     raise ValueError(f"{value!r} is no float")
+
+
+def _read_count(value: object) -> int | float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+        return value
+    raise ValueError(f"{value!r} is no count")
 
 
 @final

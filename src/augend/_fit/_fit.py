@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Literal, cast, final
 
@@ -87,29 +88,42 @@ def fit(
     """
     limit = _limit(data, steps, epochs)
     _check_validation(validation, validate_every, patience)
-    grads = Accumulator(model) if accumulator is None else accumulator
     forward = cast("nn.Module", torch.compile(model)) if compile else model
     told = _Told(listeners)
     told(Begin(steps=limit))
-    update = grads.updates  # not 0 where the accumulator has trained before
-    stopped = f"all {limit} steps are done"
-    for batch in data:
-        if batch.step >= limit:
-            break
-        begun = perf_counter()
-        for microbatch in grads.microbatches(batch):
-            grads.backward(loss(forward, microbatch))
-        if schedule is not None:
-            schedules.apply(optimizer, schedule, update)
-        done = grads.step(optimizer, max_norm=max_norm, empty=empty, nonfinite=nonfinite)
-        update = done.update
-        told(_step(batch, done, optimizer, perf_counter() - begun))
-        if validation is not None and _is_due(batch, limit, validate_every):
-            told(_validation(batch, forward, validation, loss, metrics))
-            if _out_of_patience(told.validations, patience):
-                stopped = f"no lower validation loss in {patience} validations"
+    with _accumulating(model, accumulator) as grads:
+        update = grads.updates  # not 0 where the accumulator has trained before
+        stopped = f"all {limit} steps are done"
+        for batch in data:
+            if batch.step >= limit:
                 break
+            begun = perf_counter()
+            for microbatch in grads.microbatches(batch):
+                grads.backward(loss(forward, microbatch))
+            if schedule is not None:
+                schedules.apply(optimizer, schedule, update)
+            done = grads.step(optimizer, max_norm=max_norm, empty=empty, nonfinite=nonfinite)
+            update = done.update
+            told(_step(batch, done, optimizer, perf_counter() - begun))
+            if validation is not None and _is_due(batch, limit, validate_every):
+                told(_validation(batch, forward, validation, loss, metrics))
+                if _out_of_patience(told.validations, patience):
+                    stopped = f"no lower validation loss in {patience} validations"
+                    break
     return told.end(stopped)
+
+
+@contextmanager
+def _accumulating(model: nn.Module, given: Accumulator | None) -> Iterator[Accumulator]:
+    """Lend the given accumulator, or one of our own; what an exception leaves in ours is offered again later."""
+    if given is not None:
+        yield given
+        return
+    own = Accumulator(model)
+    try:
+        yield own
+    finally:
+        own.reset()
 
 
 def _limit(data: Batches, steps: int | None, epochs: int | None) -> int:

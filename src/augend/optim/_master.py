@@ -59,8 +59,8 @@ class MasterWeights(torch.optim.Optimizer):
         self.inner = make(groups)
         if len(self.inner.param_groups) != len(groups):
             raise ContractError(f"make must keep the {len(groups)} groups it is given; it made {self.inner!r}")
-        for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
-            group.update({name: value for name, value in inner.items() if name != "params"})
+        self.defaults = self.inner.defaults  # torch's cyclic schedulers look for momentum or betas here
+        _copy_options(self.inner, self)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # no loss is returned
         """Step the masters and cast them into the parameters.
@@ -72,12 +72,12 @@ class MasterWeights(torch.optim.Optimizer):
         """
         if closure is not None:
             raise ContractError("MasterWeights.step takes no closure: the model would not see the masters change")
-        for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
-            inner.update({name: value for name, value in group.items() if name != "params"})
+        _copy_options(self, self.inner)
         for parameter, master in self.masters.items():
             if master.grad is None and parameter.grad is not None:
                 master.grad = parameter.grad.to(master.dtype)
         self.inner.step()
+        _copy_options(self.inner, self)  # some optimizers count in their groups
         with torch.no_grad():
             for parameter, master in self.masters.items():
                 if master is not parameter and master.grad is not None:
@@ -92,6 +92,7 @@ class MasterWeights(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the masters, in the order of the parameters, and the inner optimizer's state; tensors are live."""
         narrow = [master.detach() for parameter, master in self.masters.items() if master is not parameter]
+        _copy_options(self, self.inner)  # a scheduler may have set a rate since the last step
         names = [group.get("param_names") for group in self.param_groups]
         return {"version": _VERSION, "names": names, "masters": narrow, "inner": self.inner.state_dict()}
 
@@ -101,8 +102,9 @@ class MasterWeights(torch.optim.Optimizer):
         Raises:
             ContractError: Another version, or masters that do not fit; nothing was changed.
         """
-        if state_dict.get("version") != _VERSION:
-            raise ContractError(f"MasterWeights state must be version {_VERSION}; got {state_dict.get('version')!r}")
+        if state_dict.get("version") != _VERSION or state_dict.keys() != {"version", "names", "masters", "inner"}:
+            got = f"{state_dict.get('version')!r} with {sorted(map(str, state_dict))}"
+            raise ContractError(f"MasterWeights state must be version {_VERSION}; got {got}")
         names = [group.get("param_names") for group in self.param_groups]
         if state_dict["names"] != names:
             raise ContractError(f"the saved masters are of the parameters {state_dict['names']}, and these are {names}")
@@ -115,8 +117,31 @@ class MasterWeights(torch.optim.Optimizer):
         with torch.no_grad():
             for (parameter, master), one in zip(pairs, saved, strict=True):
                 parameter.copy_(master.copy_(one))
-        for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
-            group.update({name: value for name, value in inner.items() if name != "params"})
+        _copy_options(self.inner, self)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse groups after construction, which would have no masters.
+
+        Raises:
+            ContractError: Once the optimizer is made.
+        """
+        if "inner" in self.__dict__:
+            raise ContractError("MasterWeights takes all its groups when it is made; make another one")
+        super().add_param_group(param_group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles keep; masters as pairs, since a copy's parameters are other keys."""
+        return {**super().__getstate__(), "masters": list(self.masters.items()), "inner": self.inner}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy."""
+        super().__setstate__({**state, "masters": dict(state["masters"])})
+
+
+def _copy_options(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> None:
+    """Give the groups of one optimizer the options of another's, all but the parameters."""
+    for group, other in zip(target.param_groups, source.param_groups, strict=True):
+        group.update({name: value for name, value in other.items() if name != "params"})
 
 
 def _master_of(parameter: nn.Parameter) -> nn.Parameter:
