@@ -43,6 +43,8 @@ def test_longest(path):
     ("line", "message"),
     [
         ("{", "line 3: not JSON at column 2"),
+        ("[" * 200_000, "line 3: JSON that cannot be read: .*recursion"),
+        ('{"prompt": "a", "completion": "b", "id": ' + "7" * 5000 + "}", "line 3: JSON that cannot be read: .*digits"),
         ("[]", "line 3: expected an object with 'prompt' and 'completion'; got list"),
         ('{"prompt": "a"}', "line 3: expected a text under 'completion'; got only 'prompt'"),
         ("{}", "line 3: expected a text under 'prompt'; got only nothing"),

@@ -105,6 +105,18 @@ def test_a_tokenizer_file(folder, tokenizer, contents):
     assert "ein drei" == source.tokenizer.decode([1, 3, 0])
 
 
+def test_truncation_and_padding_of_a_tokenizer_file_are_off(folder, tokenizer):
+    """What a file was saved with neither cuts the text nor fills it up: rows are cut and padded here."""
+    whole = json.loads(tokenizer.read_text())
+    sides = {"direction": "Right", "stride": 0, "strategy": "LongestFirst", "max_length": 2}
+    fills = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None}
+    whole |= {"truncation": sides, "padding": fills | {"pad_id": 3, "pad_type_id": 0, "pad_token": "drei"}}
+    saved = folder / "saved.json"
+    saved.write_text(json.dumps(whole))
+    (folder / "five.words").write_text("ein zwei ein zwei ein")
+    assert [[1, 2, 1, 2, 1, 0]] == tokens_of(text(folder / "five.words", tokenizer=saved))
+
+
 def test_another_end_of_text(folder, tokenizer):
     """The token that ends a text is the caller's choice."""
     (folder / "a.words").write_text("ein zwei")
@@ -163,6 +175,8 @@ def test_tokenizer_files_that_do_not_fit_are_refused(folder, tokenizer, monkeypa
     bad = folder / "bad.json"
     for content, message in (
         ("{", "bad.json is not JSON"),
+        ("[" * 200_000, "bad.json is JSON that cannot be read"),
+        ("7" * 5000, "bad.json is JSON that cannot be read"),
         ("[]", "no model with a vocab"),
         ('{"model": {}}', "no model"),
     ):

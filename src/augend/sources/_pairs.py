@@ -74,6 +74,8 @@ def _texts(line: str, keys: tuple[str, str], where: str) -> list[str]:
         content = json.loads(line)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: not JSON at column {error.colno}: {error.msg}; write one object a line") from error
+    except (RecursionError, ValueError) as error:  # too deep, or an integer too long
+        raise ConfigError(f"{where}: JSON that cannot be read: {error}; write one object of texts a line") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{where}: expected an object with {keys[0]!r} and {keys[1]!r}; got {type(content).__name__}")
     texts = []

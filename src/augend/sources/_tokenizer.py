@@ -63,9 +63,11 @@ class Bytes:
 
 @final
 class FromFile:
-    """A tokenizer of the `tokenizers` package."""
+    """A tokenizer of the `tokenizers` package, without the truncation and padding that it may have been saved with."""
 
     def __init__(self, tokenizer: Any, end_of_text: int) -> None:
+        tokenizer.no_truncation()  # it would lose text in silence
+        tokenizer.no_padding()  # it would be supervised
         self._tokenizer = tokenizer
         self.vocab_size: int = 1 + max(tokenizer.get_vocab().values())
         self.end_of_text = self.padding = end_of_text
@@ -118,6 +120,10 @@ def _check(path: str | Path, description: str) -> None:
         content = json.loads(description)
     except json.JSONDecodeError as error:
         raise ConfigError(f"tokenizer {path} is not JSON: {error}; expected a tokenizer.json") from error
+    except (RecursionError, ValueError) as error:  # too deep, or an integer too long
+        raise ConfigError(
+            f"tokenizer {path} is JSON that cannot be read: {error}; expected a tokenizer.json"
+        ) from error
     model = content.get("model") if isinstance(content, dict) else None
     if not isinstance(model, dict) or "vocab" not in model:
         raise ConfigError(f"tokenizer {path} has no model with a vocab; expected a tokenizer.json of `tokenizers`")
