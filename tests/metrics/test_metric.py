@@ -210,6 +210,16 @@ def test_kinds_do_not_merge():
         Mean().merge(Perplexity())
 
 
+@pytest.mark.parametrize("kind", METRICS)
+def test_a_metric_does_not_merge_with_itself(kind):
+    """Its rows would count twice; it is refused and left as it was."""
+    metric = filled(kind, [[(1, 2)]])[0]
+    before = metric.state_dict()
+    with pytest.raises(ContractError, match=f"{kind.__name__} cannot merge with itself"):
+        metric.merge(metric)
+    assert before == metric.state_dict()
+
+
 # State
 
 

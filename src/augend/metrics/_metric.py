@@ -69,8 +69,10 @@ class Metric(ABC):
         Of a batch that both hold at different offers, the later offer is kept. Not collective.
 
         Raises:
-            ContractError: The other is of another kind.
+            ContractError: The other is of another kind, or this very metric.
         """
+        if other is self:
+            raise ContractError(f"{type(self).__name__} cannot merge with itself: its rows would count twice")
         if type(other) is not type(self):
             raise ContractError(f"{type(self).__name__} merges with its own kind; got {type(other).__name__}")
         self._closed.add(other._closed)
