@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import augend
-from augend.errors import ContractError
+from augend.errors import ContractError, TallyError
 
 UNIT = 2.0**-24  # unit roundoff of float32
 
@@ -141,6 +141,55 @@ def test_metrics_of_all_kinds_are_merged():
         assert "0.8000 ± 0.0402" == str(found["accuracy"])
         assert 0.2 == found["wrong"].value
         assert np.exp(found["nll"].value) == found["perplexity"].value
+
+
+def test_one_metric_for_all_micro_batches_is_refused():
+    """A function that updates and returns the same object every time would count earlier rows again."""
+    kept = augend.Accuracy()
+
+    def again(model, microbatch):
+        kept.update(model(microbatch["x"]), microbatch["y"])
+        return kept
+
+    rows = {"x": torch.eye(2), "y": torch.arange(2)}
+    with pytest.raises(ContractError, match="'again' .* return a new metric for each micro-batch"):
+        measured(nn.Identity(), rows, 1, 2, metrics={"again": again})
+
+
+def test_one_metric_under_two_names_counts_once_under_each():
+    """What a function returns is not changed by merging, so two names may share it."""
+    made: dict[int, augend.Accuracy] = {}
+
+    def shared(model, microbatch):
+        if microbatch.first_row not in made:
+            made[microbatch.first_row] = accuracy(model, microbatch)
+        return made[microbatch.first_row]
+
+    rows = {"x": torch.eye(3), "y": torch.tensor([0, 1, 0])}
+    found = measured(nn.Identity(), rows, 1, 3, metrics={"one": shared, "two": shared})
+    assert [3, 3] == [estimate.count for estimate in found.values()]
+    assert [1, 1, 1] == [metric.compute().count for metric in made.values()]
+
+
+@pytest.mark.parametrize("kind", ["loss", "metric"])
+def test_a_tally_of_other_rows_is_refused(kind):
+    """One number for a whole micro-batch has no honest error bar; a 0-d tally says so and is allowed."""
+
+    def total(_, microbatch):
+        return augend.Tally(microbatch["x"].sum()[None], torch.tensor([2]))
+
+    def loose(_, microbatch):
+        return augend.Tally(microbatch["x"].sum(), torch.tensor(2))
+
+    def options(measure):
+        return {"loss": measure} if kind == "loss" else {"metrics": {"loss": measure}}
+
+    rows = {"x": torch.arange(4.0)}
+    with pytest.raises(TallyError, match="'loss' has 1 rows and the micro-batch 2: error bars need one number a row"):
+        measured(nn.Identity(), rows, 2, 4, **options(total))
+    found = measured(nn.Identity(), rows, 2, 4, **options(loose))["loss"]
+    assert 1.5 == found.value
+    assert np.isnan(found.error)
 
 
 def test_terms_come_by_name_and_before_the_metrics():

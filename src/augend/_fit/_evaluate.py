@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -12,7 +13,7 @@ from torch import nn
 from augend import Estimate, Mean, Tally
 from augend._fit._random import undisturbed
 from augend.data import Batches, Microbatch
-from augend.errors import ContractError
+from augend.errors import ContractError, TallyError
 from augend.metrics import Metric
 
 LossFunction: TypeAlias = Callable[[nn.Module, Microbatch], Tally | Mapping[str, Tally]]
@@ -39,13 +40,15 @@ def evaluate(
             model itself returns for a row.
         loss: ``loss(model, microbatch)`` returns a ``Tally``, or one for each named term.
         metrics: Each ``metric(model, microbatch)`` returns a ``Tally``, or a ``Mean``, ``Accuracy`` or ``Perplexity``
-            made for this micro-batch alone; they are merged.
+            made for this micro-batch alone; they are merged into a copy, and stay as they are.
 
     Returns:
         An ``Estimate`` for each loss term (``"loss"`` for a plain tally), then for each metric.
 
     Raises:
-        ContractError: ``data`` is no ``Batches``, there is nothing to measure, or two things have one name.
+        ContractError: ``data`` is no ``Batches``, there is nothing to measure, two things have one name, or a function
+            returns the metric that it returned before.
+        TallyError: A tally has other rows than its micro-batch (0-d tallies are allowed).
 
     Numerics:
         Given the same per-row totals and counts, the same bits for every ``batch_size`` and ``microbatch_size``.
@@ -63,13 +66,18 @@ def evaluate(
     if loss is None and not metrics:
         raise ContractError("nothing to measure; give loss=, metrics=, or both")
     held: dict[str, Metric] = {}
+    latest: dict[str, Metric] = {}
     with undisturbed(model), torch.no_grad():
         model.eval()
         for batch in data.fresh():
             for microbatch in batch:
                 measured = _measured(model, microbatch, loss, metrics)
                 for name, metric in measured.items():
-                    held[name] = held[name].merge(metric) if name in held else metric
+                    if metric is latest.get(name):
+                        remedy = "return a new metric for each micro-batch"
+                        raise ContractError(f"{name!r} returned the same {type(metric).__name__} again; {remedy}")
+                    held[name] = held[name].merge(metric) if name in held else copy.deepcopy(metric)
+                latest = measured
     return {name: metric.compute() for name, metric in held.items()}
 
 
@@ -104,6 +112,12 @@ def _as_metric(name: str, result: Tally | Metric, microbatch: Microbatch) -> Met
     if not isinstance(result, Tally):
         kinds = "a Tally, Mean, Accuracy or Perplexity"
         raise ContractError(f"{name!r} must return {kinds} for each micro-batch; got {type(result).__name__}")
+    if result.total.dim() == 1 and 0 < microbatch.real_rows != len(result.total):
+        raise TallyError(
+            f"the tally of {name!r} has {len(result.total)} rows and the micro-batch {microbatch.real_rows}: "
+            "error bars need one number a row. Sum what belongs to one row, or give a 0-d total and count if the "
+            "loss has no rows"
+        )
     mean = Mean()
     mean.update(result, microbatch)
     return mean
