@@ -234,6 +234,18 @@ class TestGenerate:
         assert training == model.training == model.model.layers[0].training
         assert torch.equal(state, torch.get_rng_state())
 
+    def test_every_part_keeps_its_mode(self):
+        """Parts that somebody froze in evaluation mode stay there, in a model that trains."""
+        model = Llama(**TINY).train()
+        model.model.layers[0].eval()
+        before = [module.training for module in model.modules()]
+        model.generate([1], 2)
+        assert before == [module.training for module in model.modules()]
+
+    def test_a_prompt_that_fills_the_model_is_not_continued(self):
+        """At `max_length` tokens there is no room, and that is no error."""
+        assert [] == Llama(**TINY, max_length=8).generate([1] * 8, 3)
+
     @pytest.mark.parametrize("length", [0, 9])
     def test_a_prompt_that_does_not_fit_is_refused(self, length):
         """An empty prompt, or one longer than the model."""

@@ -131,18 +131,18 @@ class Llama(nn.Module):
 
         Args:
             prompt: Tokens, at least one.
-            max_tokens: How many to add at most; fewer where ``max_length`` is reached.
+            max_tokens: How many to add at most; fewer where ``max_length`` is reached, none if the prompt fills it.
             stop: The token that ends the text; it is not returned.
 
         Returns:
             The new tokens.
 
         Raises:
-            ContractError: The prompt is empty or leaves no room.
+            ContractError: The prompt is empty or longer than ``max_length``.
         """
         if not 1 <= len(prompt) <= self.max_length:
             raise ContractError(f"the prompt must have 1 to {self.max_length} tokens; got {len(prompt)}")
-        training = self.training
+        modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
             tokens = list(prompt)
@@ -154,7 +154,8 @@ class Llama(nn.Module):
                 tokens.append(token)
             return tokens[len(prompt) :]
         finally:
-            self.train(training)
+            for module, training in modes:
+                module.training = training
 
 
 @final
