@@ -436,6 +436,31 @@ class TestMasks:
         assert not tally.count.any()
         assert torch.equal(torch.zeros(2, 3, 4), logits.grad)
 
+    @pytest.mark.parametrize("name", MASKED)
+    @pytest.mark.parametrize("batched", ["both", "values", "mask"])
+    @pytest.mark.parametrize("per_row", [True, False])
+    def test_vmap(self, name, batched, per_row):
+        """Under torch.func.vmap totals and gradients are those of a loop, whichever argument is batched."""
+        values = torch.randn(3, 2, 5, 4, dtype=torch.float64)
+        hidden = torch.rand(3, 2, 5) < 0.4
+        dims = {"both": (0, 0), "values": (0, None), "mask": (None, 0)}[batched]
+        values, hidden = (values if dims[0] == 0 else values[0]), (hidden if dims[1] == 0 else hidden[0])
+
+        def total(values, hidden):
+            return MASKED[name](values, hidden).total.sum()
+
+        pairs = [(values if dims[0] is None else values[i], hidden if dims[1] is None else hidden[i]) for i in range(3)]
+        if per_row:
+            actual = torch.func.vmap(torch.func.grad(total), in_dims=dims)(values, hidden)
+            expected = torch.stack([torch.func.grad(total)(*pair) for pair in pairs])
+        else:
+            leaf, other = values.clone().requires_grad_(), values.clone().requires_grad_()
+            torch.func.vmap(total, in_dims=dims)(leaf, hidden).sum().backward()
+            for i in range(3):
+                total(other if dims[0] is None else other[i], pairs[i][1]).backward()
+            actual, expected = leaf.grad, other.grad
+        assert (expected - actual).abs().max() <= 64 * U64 * expected.abs().max()
+
     def test_a_second_derivative(self):
         """A gradient of the gradient passes the mask too: zero where hidden, torch's own elsewhere."""
         logits = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)

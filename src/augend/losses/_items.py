@@ -67,6 +67,14 @@ class _Guard(torch.autograd.Function):
             return gradient.index_put_((hidden.squeeze(-1),), gradient.new_zeros(())), None
         return gradient.masked_fill_(hidden, 0.0), None
 
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, int | None], values: Tensor, hidden: Tensor) -> tuple[Tensor, int]:
+        batched = [
+            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip((values, hidden), in_dims, strict=True)
+        ]
+        return _Guard.apply(*batched), 0  # type: ignore[no-untyped-call]  # torch does not type it
+
 
 def guarded(values: Tensor, hidden: Tensor | None) -> Tensor:
     """Return values that send no gradient back from hidden items.
