@@ -46,9 +46,24 @@ def test_integer_counts_are_held_as_int64(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_weights_keep_their_dtype(dtype):
-    """Fractional counts stay as they came."""
-    assert dtype == Tally(torch.ones(2, dtype=dtype), torch.ones(2, dtype=dtype)).count.dtype
+def test_weights_are_held_as_float64(dtype):
+    """Fractional counts are widened and keep their value; totals keep their dtype."""
+    weights = torch.tensor([0.1, 3.0], dtype=dtype)
+    tally = Tally(torch.ones(2, dtype=dtype), weights)
+    assert torch.equal(weights.double(), tally.count)
+    assert (torch.float64, dtype) == (tally.count.dtype, tally.total.dtype)
+
+
+def test_weights_add_up_without_rounding():
+    """257 weights of 1 in bfloat16, which has no 257, sum to 257."""
+    ones = torch.ones(257, dtype=torch.bfloat16)
+    assert 257 == Tally(ones, ones).sum().count.item()
+
+
+def test_integer_and_floating_counts_add_exactly():
+    """2^24 + 1 items, which float32 has not, plus one weight of 1 are 2^24 + 2, from either side."""
+    items, weights = Tally(torch.ones(1), torch.tensor([2**24 + 1])), Tally(torch.ones(1), torch.ones(1))
+    assert 2**24 + 2 == (items + weights).count.item() == (weights + items).count.item()
 
 
 def test_a_sum_over_unknown_rows_is_allowed():
