@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from time import perf_counter
 from typing import Literal, cast, final
 
@@ -135,6 +136,8 @@ def _limit(data: Batches, steps: int | None, epochs: int | None) -> int:
         got = ", ".join(f"{name} = {length}" for name, length in given.items()) or "none of them"
         raise ContractError(f"give exactly one of steps, epochs and Batches(epochs=); got {got}")
     ((name, length),) = given.items()
+    if isinstance(length, bool) or not isinstance(length, Integral):  # numpy's integers are whole numbers too
+        raise ContractError(f"{name} must be a whole number of at least 1; got {length!r}")
     if length < 1:
         raise ContractError(f"{name} must be at least 1; got {length}")
     return length if name == "steps" else length * data.steps_per_epoch
