@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from augend import __version__
 from augend._cli import main
-from augend._cli._build import build_model, build_rows
+from augend._cli._build import build_model, build_rows, build_training
+from augend._cli._trial import try_out
 from augend._config import Setting, read
 
 LLAMA = """
@@ -43,14 +46,16 @@ import math
 import torch
 import augend
 
-def make(width=1):
-    return torch.nn.Linear(2, width)
+def make(width=1, frozen=False):
+    return torch.nn.Linear(2, width).requires_grad_(not frozen)
 
-def rows(label=1.0, broken=False):
+def rows(label=1.0, broken=False, unread=False):
     x = torch.arange(16.0).reshape(8, 2) / 16
     def loss(model, microbatch):
         if broken:
             raise KeyError("a label\\nof two lines")
+        if unread:
+            raise augend.errors.ConfigError("rows cannot be read, such as a file that went away")
         return augend.losses.mse(model(microbatch["x"]), microbatch["y"])
     return augend.sources.Source(rows={"x": x, "y": torch.full((8, 1), label)}, loss=loss)
 
@@ -59,6 +64,22 @@ def number():
 
 def refuse(width=1):
     raise ValueError(f"width {width} is a bad one")
+
+def broken(parameters, lr):
+    raise RuntimeError("a fault")
+
+def noisy():
+    import random, numpy
+    class Noisy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.norm = torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(2)
+            self.register_buffer("seen", torch.zeros(1))
+        def forward(self, x):
+            self.seen = self.seen + len(x)
+            random.random(), numpy.random.rand(), torch.rand(1)
+            return self.layer(self.norm(x))
+    return Noisy().eval()
 
 def none(parameters, lr):
     return None
@@ -217,33 +238,68 @@ def test_check_says_undefined_where_a_mean_is_none(folder, capsys):
         (["linear.toml", "--set", "batch_size=0"], ["batch_size = 0", ">= 1", "batch_size = 64"]),
         (["linear.toml", "--set", "microbatch_size=8"], ["microbatch_size = 8", "batch_size = 4"]),
         (["linear.toml", "--set", "optimizer.lr=-0.1"], ["optimizer.lr = -0.1", "lr = 0.001"]),
+        (["linear.toml", "--set", "optimizer.lr=inf"], ["optimizer.lr = inf", "finite", "lr = 0.001"]),
         (["linear.toml", "--set", "steps=many"], ["steps = 'many'", "expected int"]),
         (["linear.toml", "--set", "steps"], ["--set steps", "optimizer.lr=3e-4"]),
         (["linear.toml", "--ranks", "4"], ["parallel.ranks = 4", "set 1"]),
         (["linear.toml", "--set", "optimizer.name=adamv"], ["optimizer.name = 'adamv'", "did you mean adam?"]),
         (["linear.toml", "--set", "optimizer.betaz=1"], ["optimizer.betaz = 1", "did you mean betas?"]),
-        (["linear.toml", "--set", "optimizer.weight_decay=-1"], ["[optimizer]", "weight_decay", "-1"]),
+        (["linear.toml", "--set", "optimizer.weight_decay=-1"], ["optimizer.weight_decay = -1: ", "leave it out"]),
+        (["linear.toml", "--set", "optimizer.betas=0.9"], ["optimizer.betas = 0.9: expected list, got float"]),
+        (["linear.toml", "--set", "optimizer.betas=[0.9]"], ["optimizer.betas = [0.9]: expected list of length 2"]),
+        (["linear.toml", "--set", "optimizer.betas=[0.9, 0.9, 0.9]"], ["expected list of length 2, got 3"]),
+        (["linear.toml", "--set", "optimizer.betas=[2.0, 0.9]"], ["optimizer.betas = [2.0, 0.9]: Invalid beta"]),
+        (["linear.toml", "--set", "optimizer.eps=-1"], ["optimizer.eps = -1: Invalid epsilon"]),
+        (
+            ["linear.toml", "--set", "optimizer.foreach=true", "--set", "optimizer.fused=true"],
+            ["optimizer.fused = true: ", "foreach", "correct it or leave it out"],
+        ),
+        (
+            ["linear.toml", "--set", "optimizer.name=lbfgs"],
+            ["optimizer.name = 'lbfgs': ", "several times", "set adamw"],
+        ),
+        (["linear.toml", "--set", "optimizer.name=sparseadam"], ["optimizer.name = 'sparseadam': ", "set adam"]),
+        (["linear.toml", "--set", "optimizer.name=muon"], ["optimizer.name = 'muon': ", "2D", "or name another"]),
         (["linear.toml", "--set", "schedule.name=cosin"], ["schedule.name = 'cosin'", "did you mean cosine?"]),
         (["linear.toml", "--set", "schedule.name=chain"], ["schedule.name = 'chain'", "known here: constant, cosine"]),
-        (["linear.toml", "--set", "schedule.warmup_steps=-1"], ["[schedule]", "warmup_steps", "-1"]),
-        (["linear.toml", "--set", "schedule.name=nets_of_the_cli:refuse"], ["[schedule]", "is a bad one"]),
+        (["linear.toml", "--set", "schedule.warmup_steps=-1"], ["schedule.warmup_steps = -1: "]),
+        (
+            ["linear.toml", "--set", "schedule.name=nets_of_the_cli:refuse"],
+            ["schedule.name = ", "is a bad one", "[schedule]"],
+        ),
         (["linear.toml", "--set", "schedule.name=math:exp2"], ["schedule.name = 'math:exp2'", "function of the step"]),
         (["linear.toml", "--set", "model.name=lama"], ["model.name = 'lama'", "did you mean llama?"]),
-        (["linear.toml", "--set", "model.depth=2"], ["model.depth = 2", "no argument of make", "known here: width"]),
-        (["linear.toml", "--set", "model.name=nets_of_the_cli:refuse"], ["[model]", "width 1 is a bad one"]),
+        (
+            ["linear.toml", "--set", "model.depth=2"],
+            ["model.depth = 2", "no argument of make", "known here: frozen, width"],
+        ),
+        (["linear.toml", "--set", "model.name=nets_of_the_cli:refuse"], ["model.name = ", "width 1 is a bad one"]),
         (["linear.toml", "--set", "model.name=nets_of_the_cli:number"], ["must return an nn.Module; got int"]),
         (["linear.toml", "--set", "data.source=digitz"], ["data.source = 'digitz'", "did you mean digits?"]),
         (["linear.toml", "--set", "data.source=nets_of_the_cli:number"], ["must return an augend.sources.Source"]),
         (["linear.toml", "--set", "data.validation=0.01"], ["data.validation = 0.01", "0 for validation"]),
         (
             ["linear.toml", "--set", "optimizer.name=nets_of_the_cli:make"],
-            ["[optimizer]", "make cannot be called", "unexpected keyword argument 'lr'"],
+            ["optimizer.name = ", "make cannot be called", "unexpected keyword argument 'lr'"],
         ),
         (["linear.toml", "--set", "optimizer.name=nets_of_the_cli:none"], ["must return an optimizer; got NoneType"]),
-        (["linear.toml", "--set", "accumulator.loss_scale=1e39"], ["loss_scale"]),
+        (["linear.toml", "--set", "accumulator.loss_scale=1e39"], ["accumulator.loss_scale = 1e+39: "]),
+        (["linear.toml", "--set", "model.frozen=true"], ["model.name = ", "nothing to train"]),
+        (["linear.toml", "--set", "model.name=builtins:dict"], ["model.name = 'builtins:dict'", "arguments"]),
+        (["llama.toml", "--set", "model={name='mlp',sizes=[2,2],activation='foo'}"], ["one of 'relu', 'gelu'"]),
+        (
+            ["linear.toml", "--set", "model={name='mlp',sizes=[3,1]}"],
+            ["model.name = 'mlp'", "shapes", "correct [model]"],
+        ),
+        (["linear.toml", "--set", "model={name='mlp',sizes=[3,1]}", "--dry-run"], ["model.name = 'mlp'", "shapes"]),
+        (
+            ["llama.toml", "--set", "model.max_length=40", "--dry-run"],
+            ["model.max_length = 40: row ", " tokens", "data.max_bytes = 40"],
+        ),
+        (["linear.toml", "--set", "data.unread=true"], ["such as a file that went away"]),
         (["llama.toml", "--set", "model.vocab_size=100"], ["model.vocab_size = 100", "258 tokens"]),
-        (["llama.toml", "--set", "model.heads=3"], ["[model]", "width", "3 heads"]),
-        (["llama.toml", "--set", "data.max_bytes=0"], ["[data]", "max_bytes"]),
+        (["llama.toml", "--set", "model.heads=3"], ["model.width = 16: ", "3 heads"]),
+        (["llama.toml", "--set", "data.max_bytes=0"], ["data.max_bytes = 0: "]),
         (["linear.toml", "--bad"], ["No such option: --bad", "augend --help"]),
         ([], ["Missing argument 'RUN.TOML'"]),
     ],
@@ -274,6 +330,49 @@ def test_your_own_optimizer_model_and_source_are_called(folder, capsys):
     settings = ["optimizer.name=nets_of_the_cli:sgd", "optimizer.again=true", "model.width=1"]
     assert 0 == main(["fit", "linear.toml", *(part for one in settings for part in ("--set", one))])
     assert "nets_of_the_cli:sgd, constant schedule" in capsys.readouterr().out
+
+
+def test_a_fault_of_your_own_factory_is_no_wrong_configuration(folder, capsys):
+    """What a user's factory raises beside a ValueError ends with 1 and the place; a library's is a refusal."""
+    assert 1 == main(["fit", "linear.toml", "--set", "optimizer.name=nets_of_the_cli:broken"])
+    assert "RuntimeError: a fault (at nets_of_the_cli.py:" in capsys.readouterr().err
+
+
+def test_trying_out_leaves_no_trace(folder):
+    """The trial before training changes no weight, buffer, mode, or random state, and no position in the data."""
+    run = read(Path("linear.toml"), [Setting(("model", "name"), "nets_of_the_cli:noisy")])
+    rows = build_rows(run)
+    training = build_training(run, rows)
+    model = training.model
+    model.layer.train()
+
+    def state() -> list[object]:
+        weights = [(name, value.tolist()) for name, value in model.state_dict().items()]
+        modes = [module.training for module in model.modules()]
+        legacy = str(np.random.get_state())  # noqa: NPY002 - numpy's global generator is part of the claim
+        return [weights, modes, torch.get_rng_state().tolist(), random.getstate(), legacy]
+
+    before = state()
+    try_out(run, rows.source, model, training.data)
+    assert before == state()
+    assert 0 == training.data.state_dict()["step"]
+
+
+def test_rows_that_only_could_be_too_long_are_taken(folder):
+    """A bound of the source above the model's max_length is no mistake where every row fits."""
+    (folder / "text.txt").write_text("0123456789" * 4, encoding="utf-8")
+    run = LLAMA.replace('"docstrings"\nmax_bytes = 64\nlimit = 40', '"text"\npath = ["text.txt", "text.txt"]')
+    (folder / "text.toml").write_text(run.replace("0.2", "0.5"), encoding="utf-8")
+    assert 0 == main(["fit", "text.toml", "--dry-run"])
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(folder):
+    """Like any command in a pipe: 141, and not a word, where nobody reads the output."""
+    command = [sys.executable, "-m", "augend", "fit", "linear.toml"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert b"" == process.stderr.read()
+    assert 141 == process.returncode
 
 
 def test_failed_training_is_one_line_and_exit_1(folder, capsys):

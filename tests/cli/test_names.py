@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
+import torch
 
 from augend._cli._names import bound, find
 from augend.errors import ConfigError
@@ -36,6 +38,10 @@ def odd(either: int | torch_like = 1) -> None:  # noqa: F821  read as text only
     """Have an annotation that names nothing."""
 
 
+def tensors(pair: tuple[float | torch.Tensor, int | None] = (1.0, 1), rate: float | torch.Tensor = 1.0) -> None:
+    """Take numbers that may be tensors, as torch's optimizers do."""
+
+
 class Thing:
     """Something with arguments."""
 
@@ -61,6 +67,9 @@ def test_a_known_name_is_found():
         ("json:", ["model.name = 'json:'", "expected module:function"]),
         ("json:a-b", ["model.name = 'json:a-b'", "expected module:function"]),
         ("no_such_module:make", ["no module named no_such_module", str(Path.cwd()), "installed packages"]),
+        (".a:make", ["model.name = '.a:make'", "expected module:function"]),
+        ("a..b:make", ["model.name = 'a..b:make'", "expected module:function"]),
+        ("builtins:dict", ["model.name = 'builtins:dict'", "arguments cannot be known"]),
         ("json:dumpz", ["model.name = 'json:dumpz'", "json has no such function", "did you mean dump"]),
         ("json:__doc__", ["model.name = 'json:__doc__'", "json has no such function"]),
     ],
@@ -82,6 +91,16 @@ def test_a_module_beside_the_user_is_found(tmp_path, monkeypatch):
     assert 1 == sys.path.count("")
 
 
+@pytest.mark.parametrize("text", ["def make(:", "from json import no_such_name"])
+def test_a_module_that_cannot_be_imported_is_refused(text, tmp_path, monkeypatch):
+    """A module that is no Python, or lacks what it imports, is refused by key; what it raises itself is its own."""
+    (tmp_path / "spoilt_net_of_a_test.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    importlib.invalidate_caches()
+    with pytest.raises(ConfigError, match=r"^model\.name = 'spoilt_net_of_a_test:make': .* cannot be imported: "):
+        find("model.name", "spoilt_net_of_a_test:make", {})
+
+
 def test_arguments_arrive_as_annotated():
     """A list becomes a tuple, text a path, a whole number a fraction, where the annotation says so."""
     arguments = {"width": 3, "rate": 2, "shape": [1, 2], "kind": "b", "path": "a/b", "call": [1]}
@@ -96,8 +115,8 @@ def test_arguments_arrive_as_annotated():
         ({}, ["model.width: missing", "make needs it", "[model]", "width = "]),
         ({"width": "wide"}, ["model.width = 'wide'", "expected int, got str"]),
         ({"width": True}, ["model.width = true", "expected int, got bool"]),
-        ({"width": 1, "rate": []}, ["model.rate = []", "expected float, got array"]),
-        ({"width": 1, "kind": "c"}, ["model.kind = 'c'", "enum value"]),
+        ({"width": 1, "rate": []}, ["model.rate = []", "expected float, got list"]),
+        ({"width": 1, "kind": "c"}, ["model.kind = 'c'", "expected one of 'a', 'b'"]),
         ({"width": 1, "path": 3}, ["model.path = 3", "expected Path, got int"]),
     ],
 )
@@ -106,6 +125,15 @@ def test_an_argument_that_does_not_fit_is_refused(arguments, parts):
     with pytest.raises(ConfigError) as caught:
         bound("model", make, arguments)
     assert [] == [part for part in parts if part not in str(caught.value)]
+
+
+def test_numbers_that_may_be_tensors_are_checked_as_numbers():
+    """A tensor in an annotation does not switch its check off: length and types of a list are still looked at."""
+    assert {"pair": (0.5, 3), "rate": 2.0} == bound("optimizer", tensors, {"pair": [0.5, 3], "rate": 2})
+    with pytest.raises(ConfigError, match=r"^optimizer\.pair = \[0\.5\]: expected list of length 2, got 1$"):
+        bound("optimizer", tensors, {"pair": [0.5]})
+    with pytest.raises(ConfigError, match=r"^optimizer\.rate = 'x': expected float, got str$"):
+        bound("optimizer", tensors, {"rate": "x"})
 
 
 def test_what_the_run_gives_is_not_the_file_s():

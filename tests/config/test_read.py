@@ -29,6 +29,8 @@ MISTAKES = [
     ("seed = -1", "", [], ["seed = -1", "expected int >= 0"]),
     ("batch_size = 4\nmicrobatch_size = 8", "", [], ["microbatch_size = 8", "batch_size = 4", "lower"]),
     ("", "[optimizer]\nlr = -0.001", [], ["optimizer.lr = -0.001", "expected float > 0", "for example lr = 0.001"]),
+    ("", "[optimizer]\nlr = inf", [], ["optimizer.lr = inf", "expected a finite float", "for example lr = 0.001"]),
+    ("", "[accumulator]\nloss_scale = inf", [], ["accumulator.loss_scale = inf", "expected a finite float"]),
     ("", "[optimizer]\nlr = nan", [], ["optimizer.lr = nan", "expected float > 0"]),
     ("", "[step]\nmax_norm = -1.0", [], ["step.max_norm = -1.0", "expected float > 0", "for example max_norm = 1.0"]),
     ("", '[accumulator]\ndtype = "exact"', [], ["accumulator.dtype = 'exact'", "one of 'float32', 'float64'"]),

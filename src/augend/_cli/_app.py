@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What follows ``augend`` on the command line; that of the process if None.
 
     Returns:
-        0 done; 1 failed; 2 wrong usage or configuration; 130 interrupted. 3 is kept for an interrupted run that was
-        saved.
+        0 done; 1 failed; 2 wrong usage or configuration; 130 interrupted; 141 nobody reads the output any more. 3
+        is kept for an interrupted run that was saved.
     """
     try:
         code = app(arguments, prog_name="augend", standalone_mode=False)

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from augend import Accumulator, Batches, models, schedules, sources, split
-from augend._cli._names import Function, bound, find, name_of
+from augend._cli._call import called, made, refused
+from augend._cli._names import Function, find
 from augend._config import RunFile, refuse
-from augend.errors import ConfigError, ContractError, SplitError
+from augend.errors import ContractError, SplitError
 
 _MODELS: Mapping[str, Function] = {"llama": models.Llama, "mlp": models.MLP}
 _SOURCES: Mapping[str, Function] = {
@@ -21,6 +22,10 @@ _SOURCES: Mapping[str, Function] = {
     "docstrings": sources.docstrings,
     "pairs": sources.pairs,
     "text": sources.text,
+}
+_UNSUITED: Mapping[str, str] = {  # optimizers of torch
+    "lbfgs": "computes the loss several times a step, and a batch of micro-batches is computed once; set adamw, say",
+    "sparseadam": "takes sparse gradients, and the sums of an accumulator are dense; set adam, say",
 }
 _SCHEDULES: Mapping[str, Function] = {
     name: getattr(schedules, name) for name in schedules.__all__ if name not in {"apply", "chain"}
@@ -63,7 +68,7 @@ def build_rows(run: RunFile) -> Rows:
     Raises:
         ConfigError: The source, its arguments or the split cannot be used.
     """
-    source = _made("data", "source", run.data.source, _SOURCES, run.data.arguments)
+    source = made("data.source", run.data.source, _SOURCES, run.data.arguments)
     if not isinstance(source, sources.Source):
         raise refuse("data.source", run.data.source, f"must return an augend.sources.Source; got {_kind(source)}")
     if run.data.validation == 0:
@@ -90,7 +95,7 @@ def build_model(run: RunFile, source: sources.Source) -> nn.Module:
         if isinstance(size, int) and size < needed:
             raise refuse("model.vocab_size", size, f"the source has {needed} tokens; leave it out or set {needed}")
     torch.manual_seed(run.seed)
-    model = _made("model", "name", run.model.name, _MODELS, arguments)
+    model = made("model.name", run.model.name, _MODELS, arguments)
     if not isinstance(model, nn.Module):
         raise refuse("model.name", run.model.name, f"must return an nn.Module; got {_kind(model)}")
     return model
@@ -105,22 +110,11 @@ def build_training(run: RunFile, rows: Rows) -> Training:
     model = build_model(run, rows.source)
     data = batches(run, rows.source, rows.train)
     steps = run.steps if run.steps is not None else (run.epochs or 1) * data.steps_per_epoch
-    optimizer = _made(
-        "optimizer",
-        "name",
-        run.optimizer.name,
-        _optimizers(),
-        run.optimizer.arguments,
-        model.parameters(),
-        lr=run.optimizer.lr,
-    )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise refuse("optimizer.name", run.optimizer.name, f"must return an optimizer; got {_kind(optimizer)}")
     return Training(
         model=model,
         data=data,
         validation=None if rows.held_out is None else batches(run, rows.source, rows.held_out),
-        optimizer=optimizer,
+        optimizer=_optimizer(run, model),
         accumulator=_accumulator(run, model),
         schedule=_schedule(run, steps),
         steps=steps,
@@ -133,11 +127,22 @@ def batches(run: RunFile, source: sources.Source, rows: object) -> Batches:
     return Batches(rows, batch_size=run.batch_size, microbatch_size=size, seed=run.seed, collate_fn=source.collate)
 
 
+def _optimizer(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
+    name, arguments = run.optimizer.name, run.optimizer.arguments
+    if name in _UNSUITED:
+        raise refuse("optimizer.name", name, _UNSUITED[name])
+    optimizer = made("optimizer.name", name, _optimizers(), arguments, model.parameters(), lr=run.optimizer.lr)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise refuse("optimizer.name", name, f"must return an optimizer; got {_kind(optimizer)}")
+    return optimizer
+
+
 def _accumulator(run: RunFile, model: nn.Module) -> Accumulator:
     try:
         return Accumulator(model, dtype=run.accumulator.dtype, loss_scale=run.accumulator.loss_scale)
     except ContractError as error:
-        raise ConfigError(f"[accumulator]: {error}") from error
+        given = {"dtype": run.accumulator.dtype, "loss_scale": run.accumulator.loss_scale}
+        raise refused("model.name", run.model.name, given, error, table="accumulator") from error
 
 
 def _schedule(run: RunFile, steps: int) -> Callable[[int], float]:
@@ -145,51 +150,18 @@ def _schedule(run: RunFile, steps: int) -> Callable[[int], float]:
     arguments = dict(run.schedule.arguments)
     if "steps" in inspect.signature(function).parameters:
         arguments.setdefault("steps", steps)
-    schedule = _called("schedule", function, arguments, run.optimizer.lr)
+    schedule = called("schedule.name", run.schedule.name, function, arguments, run.optimizer.lr)
     if not callable(schedule):
         raise refuse("schedule.name", run.schedule.name, f"must return a function of the step; got {_kind(schedule)}")
     return schedule
 
 
 def _optimizers() -> dict[str, Function]:
-    """Return the optimizers of torch.optim by their names in lower case."""
+    """Return the optimizers of torch.optim that fit, by their names in lower case."""
     base = torch.optim.Optimizer
     classes = {name: value for name, value in vars(torch.optim).items() if inspect.isclass(value)}
-    return {name.lower(): kind for name, kind in classes.items() if issubclass(kind, base) and kind is not base}
-
-
-def _made(
-    table: str,
-    key: str,
-    name: str,
-    known: Mapping[str, Function],
-    arguments: Mapping[str, object],
-    *positional: object,
-    **named: object,
-) -> object:
-    """Find what a key names, and call it with the table's arguments."""
-    return _called(table, find(f"{table}.{key}", name, known), arguments, *positional, **named)
-
-
-def _called(
-    table: str, function: Function, arguments: Mapping[str, object], *positional: object, **named: object
-) -> object:
-    """Call a function with the arguments of a table.
-
-    Raises:
-        ConfigError: They do not fit, the function cannot be called so, or refuses them with a ``ValueError``.
-    """
-    signature = inspect.signature(function)
-    first = tuple(signature.parameters)[: len(positional)]
-    checked = bound(table, function, arguments, given=(*first, *named))
-    try:
-        signature.bind(*positional, **named, **checked)
-    except TypeError as error:
-        raise ConfigError(f"[{table}]: {name_of(function)} cannot be called as a {table} is: {error}") from error
-    try:
-        return function(*positional, **named, **checked)
-    except ValueError as error:
-        raise ConfigError(f"[{table}]: {error}") from error
+    fit = {name.lower(): kind for name, kind in classes.items() if issubclass(kind, base) and kind is not base}
+    return {name: kind for name, kind in fit.items() if name not in _UNSUITED}
 
 
 def _kind(value: object) -> str:

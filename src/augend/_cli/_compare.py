@@ -9,7 +9,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from augend._cli._build import build_model, build_rows
+from augend._cli._build import batches, build_model, build_rows
+from augend._cli._console import Output
+from augend._cli._trial import try_out
 from augend._config import RunFile
 from augend.testing import CutReport, check_cuts
 
@@ -24,6 +26,7 @@ def compare(run: RunFile) -> None:
     """
     rows = build_rows(run)
     model = build_model(run, rows.source)
+    try_out(run, rows.source, model, batches(run, rows.source, rows.train))
     report = check_cuts(
         model,
         rows.train,
@@ -33,7 +36,7 @@ def compare(run: RunFile) -> None:
         seed=run.seed,
         collate_fn=rows.source.collate,
     )
-    _print(Console(), report)
+    _print(Output(), report)
 
 
 def _sizes(run: RunFile) -> list[int]:

@@ -14,6 +14,7 @@ from augend.errors import AugendError, ConfigError
 
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
+NOBODY_READS: Final = 141  # 128 + SIGPIPE, as shells say it
 INTERRUPTED_UNSAVED: Final = 130  # 128 + SIGINT, as shells say it; 3 is for an interrupted run that was saved
 
 
@@ -51,11 +52,12 @@ class Reported:
         if isinstance(error, ConfigError):
             complain(str(error))
             raise typer.Exit(WRONG_USAGE)
-        complain(f"failed: {error if isinstance(error, AugendError) else _placed(error)}")
+        complain(f"failed: {error if isinstance(error, AugendError) else placed(error)}")
         raise typer.Exit(FAILED)
 
 
-def _placed(error: Exception) -> str:
+def placed(error: Exception) -> str:
+    """Return type, first line and place of an error that augend did not raise."""
     """Say what an error is that augend did not raise, and where it was raised."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     first = str(error).strip().partition("\n")[0]

@@ -23,13 +23,15 @@ def fit(
         Path | None,
         typer.Option(metavar="DIR", help="New directory for the results; runs/NAME-1, -2, ... if not given."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print it, and train nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the run on its first rows, print it, and train nothing.")
+    ] = False,
     show_traceback: Traceback = False,
 ) -> None:
     """Train a model as a run file says, and keep its numbers in a run directory.
 
     Ends with 0 when done, 1 if training failed, 2 if the run file or the command line cannot be used, 130 if
-    interrupted.
+    interrupted, 141 if nobody reads the output.
     """
     with Reported(show_traceback=show_traceback):
         texts = [*(settings or []), *([] if ranks is None else [f"parallel.ranks={ranks}"])]

@@ -10,23 +10,24 @@ from rich.console import Console
 from augend import History, models
 from augend import fit as augend_fit
 from augend._cli._build import Rows, Training, build_rows, build_training
+from augend._cli._console import Output
 from augend._cli._directory import new_directory
 from augend._cli._failures import INTERRUPTED_UNSAVED, complain
 from augend._cli._sample import sample
+from augend._cli._trial import try_out
 from augend._config import RunFile, to_toml
 from augend._listeners import json_lines
 from augend._progress import progress
 
 
 def describe(run: RunFile) -> None:
-    """Build everything, and print the resolved run file and what it comes to, but train nothing.
+    """Build and try out everything, and print the resolved run file and what it comes to, but train nothing.
 
     Raises:
         ConfigError: Something in the run file cannot be used.
     """
-    console = Console()
-    rows = build_rows(run)
-    training = build_training(run, rows)
+    console = Output()
+    rows, training = _ready(run)
     _say(console, to_toml(run))
     _introduce(console, run, rows, training)
 
@@ -42,9 +43,8 @@ def train(run: RunFile, name: str, directory: Path | None) -> None:
     Raises:
         ConfigError: Something in the run file cannot be used.
     """
-    console = Console()
-    rows = build_rows(run)
-    training = build_training(run, rows)
+    console = Output()
+    rows, training = _ready(run)
     directory = new_directory(name, directory)
     (directory / "config.toml").write_text(to_toml(run), encoding="utf-8")
     _introduce(console, run, rows, training)
@@ -72,6 +72,13 @@ def train(run: RunFile, name: str, directory: Path | None) -> None:
         raise typer.Exit(INTERRUPTED_UNSAVED) from None
     _conclude(console, history, rows, training)
     _say(console, f"run         {directory}")
+
+
+def _ready(run: RunFile) -> tuple[Rows, Training]:
+    rows = build_rows(run)
+    training = build_training(run, rows)
+    try_out(run, rows.source, training.model, training.data)
+    return rows, training
 
 
 def _introduce(console: Console, run: RunFile, rows: Rows, training: Training) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields, replace
@@ -107,6 +108,7 @@ def _explained(message: str, tables: dict[str, Any]) -> ConfigError:
 def _plain(problem: str) -> str:
     """Say what was expected in the words of TOML."""
     words = {"`": "", " | null": "", "Expected": "expected", "object": "table", "array": "list"}
+    words[f"float <= {sys.float_info.max}"] = "a finite float"
     for word, plain in words.items():
         problem = problem.replace(word, plain)
     return problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, TypeAlias, final
@@ -11,6 +12,7 @@ from msgspec import Meta
 Arguments: TypeAlias = Mapping[str, object]  # TOML values by name
 AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1)]
 AboveZero: TypeAlias = Annotated[float, Meta(gt=0)]
+FiniteAboveZero: TypeAlias = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 
 
 def _key(meaning: str, *, example: object = None) -> Meta:
@@ -55,7 +57,10 @@ class Optimizer:
     name: Annotated[
         str, _key("an optimizer of `torch.optim` in lower case, or `module:factory`, which takes parameters and `lr`")
     ] = "adamw"
-    lr: Annotated[AboveZero, _key("the learning rate, at the peak of the schedule")] = 1e-3
+    lr: Annotated[
+        FiniteAboveZero,
+        _key("the learning rate: the schedule's `rate`, which is the largest one, but a factor for `noam`"),
+    ] = 1e-3
     arguments: Arguments = field(default_factory=dict)
 
 
@@ -74,7 +79,7 @@ class Accumulator:
     """How the gradients of a batch's micro-batches are summed."""
 
     dtype: Annotated[Literal["float32", "float64"], _key("the dtype of the sums")] = "float32"
-    loss_scale: Annotated[AboveZero, _key("a factor on every loss before its backward, divided out again")] = 1.0
+    loss_scale: Annotated[FiniteAboveZero, _key("a factor on every loss before its backward, divided out again")] = 1.0
 
 
 @final
