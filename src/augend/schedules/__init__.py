@@ -4,10 +4,10 @@ A schedule is a ``Callable[[int], float]``: the number of updates already taken 
 next one. It knows no world, no micro-batches and no history, so it gives the same list of rates for every cut and
 after every resume, and a skipped update does not move it.
 
-All share: ``rate`` is the largest rate; ``steps`` is the number of updates until ``final`` is reached, warm-up
-included (the last of ``steps`` updates comes just before it); ``warmup_steps`` updates rise evenly to ``rate``,
+All but ``noam`` share: ``rate`` is the largest rate; ``steps`` is the number of updates until ``final`` is reached,
+warm-up included (the last of ``steps`` updates comes just before it); ``warmup_steps`` updates rise evenly to ``rate``,
 ``rate · (t + 1) / (warmup_steps + 1)`` at step t, so that the first is not wasted on a rate of 0 and step
-``warmup_steps`` has the whole rate.
+``warmup_steps`` has the whole rate. ``noam`` keeps the formula of its paper, in which ``rate`` is a factor.
 """
 
 from __future__ import annotations
