@@ -463,6 +463,11 @@ def test_nothing_is_added_to_a_batch_that_was_finished_before() -> None:
     with pytest.raises(StateError, match="while batch 0 was finished before"):
         other.grads.backward(loss(other.model, microbatch))
     assert done == other.grads.step(other.optimizer)
+    other = Job()
+    other.load(job.save())
+    assert [] == list(other.grads.microbatches(first(other)))
+    other.grads.reset()  # there is nothing to drop, and the batch stays finished
+    assert [[BATCH, True]] == other.data.state_dict()["ledger"]
 
 
 def test_a_backward_after_leaving_the_loop_is_refused() -> None:

@@ -149,9 +149,10 @@ class Course:
 
     def check_finishable(self) -> None:
         """Raise StateError if rows of the open batch were not offered yet."""
-        if self.batch is not None and self._rows_left():
+        batch, left = self.batch, self._rows_left()
+        if batch is not None and left:
             raise StateError(
-                f"batch {self.batch.step} has {self.batch.rows - self._rows_left()} of {self.batch.rows} rows done; "
+                f"batch {batch.step} has {batch.rows - left} of {batch.rows} rows done; "
                 "finish the loop over microbatches(batch) first, or drop what is there with reset()"
             )
 
