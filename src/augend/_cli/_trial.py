@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -16,6 +14,7 @@ from augend import Batches, models, sources
 from augend._cli._failures import placed
 from augend._cli._names import Function
 from augend._config import RunFile, refuse
+from augend._fit import undisturbed
 from augend.errors import AugendError, ConfigError
 
 _LONGEST: Final[Mapping[str, tuple[Function, str]]] = {  # the argument of a source that bounds its rows
@@ -35,7 +34,7 @@ def try_out(run: RunFile, source: sources.Source, model: nn.Module, data: Batche
     """
     if isinstance(model, models.Llama) and run.data.source in _LONGEST:
         _check_lengths(run, source, model.max_length)
-    with _untouched(model), torch.no_grad():
+    with undisturbed(model), _kept_buffers(model), torch.no_grad():
         microbatch = next(iter(next(iter(data.fresh(shuffle=True)))))
         try:
             source.loss(model, microbatch)
@@ -62,23 +61,15 @@ def _check_lengths(run: RunFile, source: sources.Source, max_length: int) -> Non
 
 
 @contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
-    """Put back, also after an exception, buffers, train/eval modes, and the random state of torch, numpy and Python."""
-    modes = [(module, module.training) for module in model.modules()]
+def _kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Put back, also after an exception, what a forward writes into buffers."""
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global generator is what we guard
-    accelerators = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     try:
-        with torch.random.fork_rng(devices=range(accelerators)):
-            yield
+        yield
     finally:
-        random.setstate(python)
-        np.random.set_state(legacy)  # noqa: NPY002 - the global generator is what we guard
-        for module, training in modes:
-            module.training = training
         for module, name, buffer, value in buffers:
             setattr(module, name, buffer.copy_(value))

@@ -3,6 +3,7 @@
 from augend._fit._evaluate import LossFunction, MetricFunction, evaluate
 from augend._fit._fit import fit
 from augend._fit._history import Begin, End, Event, History, Listener, Step, Validation
+from augend._fit._random import undisturbed
 
 __all__ = [
     "Begin",
@@ -16,4 +17,5 @@ __all__ = [
     "Validation",
     "evaluate",
     "fit",
+    "undisturbed",
 ]
