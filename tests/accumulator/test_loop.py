@@ -550,6 +550,18 @@ def test_reset_right_after_a_resume_drops_the_batchs_progress() -> None:
     assert BATCH == sum(one.real_rows for one in consumed(other, batch))
 
 
+def test_a_load_after_a_reset_keeps_the_loaded_progress() -> None:
+    """reset() drops what is there then, not what is loaded later: the run goes on with the same bits."""
+    expected = finished(Job())
+    job = Job()
+    for _ in zip(range(3), job.moments(), strict=False):
+        pass
+    other = Job()
+    other.grads.reset()
+    other.load(job.save())
+    assert expected == finished(other)
+
+
 def consumed(job: Job, batch: augend.data.Batch) -> Iterator[augend.data.Microbatch]:
     """Run a batch and yield its micro-batches."""
     for microbatch in job.grads.microbatches(batch):
@@ -723,3 +735,22 @@ def test_accumulators_in_one_loop_must_be_equally_far() -> None:
     for microbatch in pair.d.microbatches(batch, together=[pair.g]):
         pair.backward(microbatch)
     assert (BATCH, 2 * BATCH) == (pair.g.finish().count, pair.d.finish().count)  # real and invented rows
+
+
+def test_one_that_was_reset_alone_after_a_resume_is_not_equally_far() -> None:
+    """Before its batch is entered a reset counts too: the other's rows would be added twice, so it is refused."""
+    pair = Pair()
+    for microbatch in pair.d.microbatches(next(iter(pair.data)), together=[pair.g]):
+        pair.backward(microbatch)
+        break
+    resumed = Pair()
+    resumed.load(pair.save())
+    resumed.d.reset()
+    batch = next(iter(resumed.data))
+    with pytest.raises(StateError, match="have done 0, 3 of its rows; call reset"):
+        next(resumed.d.microbatches(batch, together=[resumed.g]))
+    resumed.d.reset()
+    resumed.g.reset()
+    for microbatch in resumed.d.microbatches(batch, together=[resumed.g]):
+        resumed.backward(microbatch)
+    assert (BATCH, 2 * BATCH) == (resumed.g.finish().count, resumed.d.finish().count)

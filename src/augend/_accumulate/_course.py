@@ -70,6 +70,7 @@ class Course:
     def forget(self) -> None:
         """Be in no batch; what is done of the one that was open stays done."""
         self.batch, self._progress, self._current, self.replayed = None, None, None, False
+        self._dropped = False
 
     def enter(self, owner: object, batch: BatchLike[MicrobatchLike], window: Window, turn: object) -> None:
         """Enter a batch, or go on in it.
@@ -164,11 +165,12 @@ class Course:
 
     def restart(self) -> None:
         """Nothing of the open batch is done any more, nor of the one that is entered next."""
-        if self._progress is None:
-            self._dropped = True
-        elif not self._progress.closed:
-            self._progress.rows_done = 0
+        progress = self._progress
         self.forget()
+        if progress is None:
+            self._dropped = True
+        elif not progress.closed:
+            progress.rows_done = 0
 
 
 def _check_replay(batch: BatchLike[MicrobatchLike], progress: ProgressLike, window: Window) -> None:

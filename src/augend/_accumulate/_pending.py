@@ -139,11 +139,11 @@ def offer(batch: BatchLike[M], members: Sequence[tuple[object, Pending]]) -> Ite
         batch: The batch.
         members: Each accumulator with what it holds.
     """
-    _check_alike(batch, [owner for owner, _ in members])
     turn = object()
     for owner, pending in members:
         pending.window.guard()
         pending.course.enter(owner, batch, pending.window, turn)
+    _check_alike(batch, [owner for owner, _ in members])
     try:
         for microbatch in batch.remaining(members[0][0]):
             for _, pending in members:
