@@ -14,8 +14,13 @@ LEAST = '[model]\nname = "llama"\n[data]\nsource = "docstrings"\n'
 # what is written above the tables, what below them, what --set says; then the parts that the one line must have
 MISTAKES = [
     ("stepz = 400", "", [], ["stepz = 400", "unknown key", "did you mean step"]),
-    ("checkpoint = 1", "", [], ["checkpoint = 1", "unknown key", "known here: accumulator, batch_size"]),
-    ("", "[checkpoint]\nkeep = 2", [], ["checkpoint = {'keep': 2}", "unknown key"]),
+    ("exact = 1", "", [], ["exact = 1", "unknown key", "known here: accumulator, batch_size, checkpoint"]),
+    ("checkpoint = 1", "", [], ["checkpoint = 1", "expected a table", "[checkpoint]"]),
+    ("", "[checkpoint]\nevery = 2", [], ["checkpoint.every = 2", "unknown key", "every_seconds, every_steps, keep"]),
+    ("", "[checkpoint]\nkeep = 0", [], ["checkpoint.keep = 0", "expected int >= 1", "for example keep = 2"]),
+    ("", "[checkpoint]\nevery_steps = 0", [], ["checkpoint.every_steps = 0", "int >= 1", "every_steps = 100"]),
+    ("", "[checkpoint]\nevery_seconds = 0", [], ["checkpoint.every_seconds = 0", "float > 0", "every_seconds = 60.0"]),
+    ("", "[checkpoint]\nevery_seconds = inf", [], ["checkpoint.every_seconds = inf", "expected a finite float"]),
     ("", "[step]\nmax_nrm = 1.0", [], ["step.max_nrm = 1.0", "unknown key", "did you mean max_norm"]),
     ("", '[parallel]\nmode = "fsdp"', [], ["parallel.mode = 'fsdp'", "unknown key", "known here: ranks"]),
     ('steps = "many"', "", [], ["steps = 'many'", "expected int, got str", "for example steps = 400"]),
@@ -110,6 +115,7 @@ def test_every_key_but_model_and_data_has_a_default(tmp_path):
     assert (None, 1, 64, 8) == (run.steps, run.epochs, run.batch_size, run.microbatch_size)
     assert ("adamw", 1e-3, "constant") == (run.optimizer.name, run.optimizer.lr, run.schedule.name)
     assert ("float32", None, 1) == (run.accumulator.dtype, run.step.max_norm, run.parallel.ranks)
+    assert (60.0, None, 2) == (run.checkpoint.every_seconds, run.checkpoint.every_steps, run.checkpoint.keep)
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, 1), (7, 7), (8, 8), (500, 8)])

@@ -100,6 +100,20 @@ class Step:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """When the run is saved, so that `augend resume` can go on with it."""
+
+    every_seconds: Annotated[
+        FiniteAboveZero, _key("seconds between two checkpoints, which may fall between two micro-batches")
+    ] = 60.0
+    every_steps: Annotated[
+        AtLeastOne | None, _key("steps between two checkpoints, beside `every_seconds`; absent: none", example=100)
+    ] = None
+    keep: Annotated[AtLeastOne, _key("how many checkpoints are kept, the newest ones")] = 2
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Parallel:
     """How many processes share the work."""
 
@@ -143,8 +157,9 @@ class RunFile:
     schedule: Schedule = field(default_factory=Schedule)
     accumulator: Accumulator = field(default_factory=Accumulator)
     step: Step = field(default_factory=Step)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
     parallel: Parallel = field(default_factory=Parallel)
     validate: Validate = field(default_factory=Validate)
 
 
-TABLES: Final = (Model, Data, Optimizer, Schedule, Accumulator, Step, Parallel, Validate)
+TABLES: Final = (Model, Data, Optimizer, Schedule, Accumulator, Step, Checkpoint, Parallel, Validate)
