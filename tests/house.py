@@ -19,7 +19,8 @@ LAYERS = {
 }
 # Rooms of one layer do not know each other, but for these pairs: (who imports, whom).
 NEIGHBOURS = {
-    *[("_accumulator", "_finish"), ("_progress", "_fit"), ("_listeners", "_fit")],
+    *[("_accumulator", "_finish"), ("_checkpoint", "_accumulator")],
+    *[("_progress", "_fit"), ("_listeners", "_fit")],
     *[("_cli", "_config"), ("__main__", "_cli"), ("__main__", "_config")],
 }
 COMMON = "errors"  # the one room that every other may enter, its neighbours of layer 0 too

@@ -8,6 +8,11 @@ from augend import schedules as schedules
 from augend import sources as sources
 from augend import testing as testing
 from augend._accumulator import Accumulator as Accumulator
+from augend._checkpoint import Checkpoint as Checkpoint
+from augend._checkpoint import Inspection as Inspection
+from augend._checkpoint import Position as Position
+from augend._checkpoint import inspect as inspect
+from augend._checkpoint import verify as verify
 from augend._finish import Finished as Finished
 from augend._fit import History as History
 from augend._fit import evaluate as evaluate
@@ -26,16 +31,20 @@ __all__ = [
     "Accumulator",
     "Accuracy",
     "Batches",
+    "Checkpoint",
     "Estimate",
     "Finished",
     "History",
+    "Inspection",
     "Mean",
     "Perplexity",
+    "Position",
     "Tally",
     "data",
     "errors",
     "evaluate",
     "fit",
+    "inspect",
     "losses",
     "metrics",
     "models",
@@ -44,4 +53,5 @@ __all__ = [
     "sources",
     "split",
     "testing",
+    "verify",
 ]

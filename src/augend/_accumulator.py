@@ -6,7 +6,7 @@ The story in order: ``microbatches`` offers the parts of a batch, ``backward`` (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Literal, TypeVar, Unpack, final
@@ -344,6 +344,11 @@ class Accumulator:
         """Steps really taken so far: the clock of a schedule, saved with the state."""
         return self._updates
 
+    @property
+    def gradients_left(self) -> bool:
+        """Whether ``.grad`` still holds what the last ``finish`` wrote: an update that perhaps nobody took yet."""
+        return self._pending.taker.holds_written()
+
     # ---------------------------------------------------------------- dropping, saving, loading
 
     def reset(self) -> None:
@@ -376,15 +381,32 @@ class Accumulator:
             StateError: A field is missing, unknown, of another type, or out of its domain; names it.
             ContractError: Model, dtype, loss scale or terms differ; names what.
         """
+        self.prepare_load(state)()
+
+    def prepare_load(self, state: Mapping[str, object]) -> Callable[[], None]:
+        """Check a saved state as ``load_state_dict`` does, and change nothing yet.
+
+        Collective.
+
+        Returns:
+            What swaps the state in, and cannot fail.
+
+        Raises:
+            StateError, ContractError: As ``load_state_dict``.
+        """
         self._pending.slots.check()
         window, updates, last = read_state(state, self.contract, self._pending.max_microbatches)
         finished = None if last is None else Finished.from_plain(last, self.contract.terms)
         for sums in window.sums.values():
             for name, tensor in sums.items():
                 sums[name] = self._pending.like(name, tensor)
-        self._pending.swap(window)
-        self._pending.course.forget()
-        self._updates, self._last = updates, finished
+
+        def commit() -> None:
+            self._pending.swap(window)
+            self._pending.course.forget()
+            self._updates, self._last = updates, finished
+
+        return commit
 
     @classmethod
     def from_sums(cls, model: nn.Module, sums: Sums, contract: Contract) -> Accumulator:

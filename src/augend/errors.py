@@ -9,6 +9,7 @@ The tree, each with the built-in that it also is::
     ├── PlacementError        ValueError     a mesh or a world that this call cannot serve
     ├── SplitError            ValueError     rows that cannot be split or dealt as asked
     ├── ConfigError           ValueError     a run file, an option or a source that cannot be used
+    ├── CheckpointError       RuntimeError   a checkpoint that cannot be written, read or trusted
     ├── StateError            RuntimeError   a call out of order
     ├── EmptyWindowError      RuntimeError   nothing was counted
     ├── NonFiniteError        RuntimeError   an inf or a nan, with the place it was found
@@ -20,6 +21,7 @@ Every message says what was expected, what came, where, and what to do.
 
 __all__ = [
     "AugendError",
+    "CheckpointError",
     "ConfigError",
     "ContractError",
     "CounterOverflowError",
@@ -59,6 +61,10 @@ class SplitError(AugendError, ValueError):
 
 class ConfigError(AugendError, ValueError):
     """A run file, a command-line option or a data source cannot be used."""
+
+
+class CheckpointError(AugendError, RuntimeError):
+    """A checkpoint cannot be written, read or trusted; the message names the file."""
 
 
 class StateError(AugendError, RuntimeError):

@@ -60,6 +60,11 @@ class Taker:
                     "leaves it there"
                 )
 
+    def holds_written(self) -> bool:
+        """Tell whether a parameter still has the gradient that the last finish wrote."""
+        parameters = self._slots.parameters
+        return any(name in parameters and parameters[name].grad is one for name, one in self.written.items())
+
     def drop(self) -> None:
         """Clear ``.grad`` of every trained parameter."""
         for parameter in self._slots.parameters.values():

@@ -164,9 +164,25 @@ class Batches:
             ContractError: The state is damaged, or was saved over other rows or with other arguments; the position
                 is as it was.
         """
-        self._position.go_to(*_state.checked(state, self._plan))
-        if self._turn is not None:
-            self._turn.end = None
+        self.prepare_load(state)()
+
+    def prepare_load(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Check a saved position as ``load_state_dict`` does, and stay where the data is.
+
+        Returns:
+            What goes there, and cannot fail.
+
+        Raises:
+            ContractError: As ``load_state_dict``.
+        """
+        step, ledger = _state.checked(state, self._plan)
+
+        def commit() -> None:
+            self._position.go_to(step, ledger)
+            if self._turn is not None:
+                self._turn.end = None
+
+        return commit
 
     def _begin(self, find_end: Callable[[int], float]) -> Iterator[Batch]:
         self._position.place = None

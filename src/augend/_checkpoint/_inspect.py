@@ -1,0 +1,207 @@
+"""inspect and verify: what is in a checkpoint, and whether it is whole. They take no lock and change nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+
+from augend._checkpoint._directory import is_checkpoint, names_in
+from augend._checkpoint._load import read_tensors
+from augend._checkpoint._manifest import Manifest
+from augend._checkpoint._verify import read_manifest, verified
+from augend.errors import CheckpointError
+
+_RUN: Final = "checkpoints"  # where a run directory keeps them
+_TRIES: Final = 5
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PartSummary:
+    """One part of a checkpoint.
+
+    Attributes:
+        tensors: How many it has.
+        bytes: Size of its files.
+    """
+
+    tensors: int
+    bytes: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What is in one checkpoint.
+
+    Attributes:
+        path: The checkpoint.
+        complete: Whether every byte is as it was written.
+        problem: What is wrong with it; None if nothing is.
+        damaged: Newer checkpoints of the directory that are not complete, each with the reason.
+        epoch: Of the batch that training goes on with, from 0.
+        step: Of that batch, over all epochs; so many steps are done.
+        microbatch: Micro-batches of it that are done, their gradients saved.
+        rows_done: Rows of it that are done.
+        count: Supervised items (or weight) in these micro-batches.
+        updates: Steps really taken: those that were not skipped.
+        world: How many ranks wrote it; any number can read it.
+        digest: SHA-256 over all parameters of all modules, whole, in the order of part and name, each as part, name,
+            dtype, shape and little-endian bytes: equal weights, equal digest, on any number of ranks. None if the
+            checkpoint is not complete.
+        created: When, in UTC.
+        augend: Version of augend that wrote it.
+        torch: Version of torch that wrote it.
+        bytes: Size of its files.
+        parts: What was saved, by name.
+    """
+
+    path: Path
+    complete: bool
+    problem: str | None
+    damaged: tuple[str, ...]
+    epoch: int
+    step: int
+    microbatch: int
+    rows_done: int
+    count: int | float
+    updates: int
+    world: int
+    digest: str | None
+    created: str
+    augend: str
+    torch: str
+    bytes: int
+    parts: Mapping[str, PartSummary]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as what JSON can say."""
+        return {**asdict(self), "path": str(self.path), "damaged": list(self.damaged)}
+
+
+def inspect(path: str | PathLike[str]) -> Inspection:
+    """Read what is in a checkpoint, and whether it is whole. Reads all of it.
+
+    Not collective.
+
+    Args:
+        path: One checkpoint; or a run directory, or a directory of checkpoints, whose newest good one is taken.
+
+    Raises:
+        CheckpointError: There is none, or none whose manifest can be read.
+        ContractError: It was written by an augend with another format.
+    """
+    place = Path(path)
+    if is_checkpoint(place):
+        try:
+            return _inspection(place, verified(place), None, ())
+        except CheckpointError as error:
+            return _inspection(place, read_manifest(place), str(error), ())
+    for _ in range(_TRIES - 1):
+        found, manifest, damaged = newest_good(place)
+        try:
+            return _inspection(found, manifest, None, tuple(damaged.values()))
+        except (CheckpointError, FileNotFoundError):
+            continue  # a running job has replaced it since
+    found, manifest, damaged = newest_good(place)
+    return _inspection(found, manifest, None, tuple(damaged.values()))
+
+
+def verify(path: str | PathLike[str]) -> None:
+    """Do nothing if a checkpoint is whole: every byte as it was written.
+
+    Not collective.
+
+    Args:
+        path: One checkpoint; or a run directory, or a directory of checkpoints, all of which must be whole.
+
+    Raises:
+        CheckpointError: One is not; names each file that differs. Or there is none.
+        ContractError: One was written by an augend with another format.
+    """
+    place = Path(path)
+    paths = [place] if is_checkpoint(place) else all_in(place)
+    problems = []
+    for one in paths:
+        try:
+            verified(one)
+        except CheckpointError as error:
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError("; ".join(problems))
+
+
+def all_in(place: Path) -> list[Path]:
+    """Return the checkpoints of a run directory or a directory of checkpoints, the newest first.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    for directory in (place, place / _RUN):
+        if names := names_in(directory):
+            return [directory / name for name in names]
+    what = "holds no checkpoint" if place.is_dir() else "does not exist" if not place.exists() else "is no checkpoint"
+    raise CheckpointError(f"{place} {what}; give a run directory or one of its checkpoints")
+
+
+def newest_good(place: Path) -> tuple[Path, Manifest, dict[str, str]]:
+    """Return the newest checkpoint that is whole, its manifest, and what is wrong with newer ones, by name.
+
+    Raises:
+        CheckpointError: There is none.
+        ContractError: The newest was written by an augend with another format.
+    """
+    if is_checkpoint(place):
+        return place, verified(place), {}
+    damaged: dict[str, str] = {}
+    for path in all_in(place):
+        try:
+            return path, verified(path), damaged
+        except CheckpointError as error:
+            if path.exists():  # else a running job has removed it since
+                damaged[path.name] = str(error)
+    raise CheckpointError("no checkpoint is good: " + "; ".join(damaged.values()))
+
+
+def _inspection(path: Path, manifest: Manifest, problem: str | None, damaged: tuple[str, ...]) -> Inspection:
+    sizes = {name: record.bytes for name, record in manifest.files.items()}
+    parts = {
+        name: PartSummary(len(part.tensors), sum(size for file, size in sizes.items() if file.startswith(f"{name}/")))
+        for name, part in manifest.parts.items()
+    }
+    return Inspection(
+        path=path,
+        complete=problem is None,
+        problem=problem,
+        damaged=damaged,
+        epoch=manifest.epoch,
+        step=manifest.step,
+        microbatch=manifest.microbatch,
+        rows_done=manifest.rows_done,
+        count=manifest.count,
+        updates=manifest.updates,
+        world=manifest.world,
+        digest=_digest(path, manifest) if problem is None else None,
+        created=manifest.created,
+        augend=manifest.augend,
+        torch=manifest.torch,
+        bytes=sum(sizes.values()),
+        parts=parts,
+    )
+
+
+def _digest(path: Path, manifest: Manifest) -> str:
+    digest = hashlib.sha256()
+    for part in sorted(manifest.parts):
+        names = sorted(manifest.parts[part].parameters)
+        for name, tensor in sorted(read_tensors(path, manifest, part, names).items()):
+            record = manifest.parts[part].tensors[name]
+            digest.update(f"{part}\0{name}\0{record.dtype}\0{record.shape}\0".encode())
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,229 @@
+"""What can be saved: each kind of object as a state tree, checked in full before any of it is taken back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from augend._checkpoint._optimizers import capture_optimizer, has_own_state, prepare_optimizer, stepping
+from augend._checkpoint._tree import join, split
+from augend.errors import AugendError, ContractError
+
+Commit = Callable[[], None]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything whose state can be read and loaded."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Take a state back."""
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A stateful object that can check a state without changing anything."""
+
+    def prepare_load(self, state: Any, /) -> Commit:
+        """Check a state; return what swaps it in and cannot fail."""
+
+
+class Part(ABC):
+    """One object under the name that it was given."""
+
+    def __init__(self, name: str, owner: Any) -> None:
+        self.name = name
+        self.owner = owner
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """What sort of object it is; one saved as another is refused."""
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the tensors that are parameters of a module: what a digest is taken over."""
+        return []
+
+    @abstractmethod
+    def capture(self) -> Any:
+        """Return the state as a tree; its tensors may be live. Changes nothing."""
+
+    @abstractmethod
+    def prepare(self, tree: Any) -> Commit:
+        """Check a saved tree against the live object; return what swaps it in.
+
+        Raises:
+            ContractError, StateError: It does not fit; nothing was changed.
+        """
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether the commit calls code that may raise."""
+        return False
+
+    def undo(self) -> Commit:
+        """Return what takes back the state that the object has now."""
+        plain, tensors = split(self.capture(), self.name)
+        return self.prepare(join(plain, {name: tensor.clone() for name, tensor in tensors.items()}))
+
+
+@final
+class ModulePart(Part):
+    """A module: parameters and persistent buffers, under their own names."""
+
+    kind = "module"
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the parameters, tied ones once."""
+        return [name for name, _ in self.owner.named_parameters()]
+
+    def capture(self) -> Any:
+        """Return the module's state dict."""
+        return dict(self.owner.state_dict())
+
+    def prepare(self, tree: Any) -> Commit:
+        """Compare names, shapes and dtypes; the commit copies into the module's own tensors."""
+        module: nn.Module = self.owner
+        live = module.state_dict()
+        check_names(self.name, "tensors", tree, live)
+        for name, value in tree.items():
+            if _kind(value) != _kind(live[name]):
+                raise ContractError(f"{self.name}: {name!r} was saved as {_kind(value)}, and is {_kind(live[name])}")
+
+        def commit() -> None:
+            module.load_state_dict(tree, strict=True)
+
+        return commit
+
+
+@final
+class OptimizerPart(Part):
+    """A torch optimizer, its state under the names of the parameters in the attached modules."""
+
+    kind = "optimizer"
+
+    def __init__(self, name: str, owner: torch.optim.Optimizer, modules: Callable[[], Mapping[str, nn.Module]]) -> None:
+        super().__init__(name, owner)
+        self._modules = modules
+
+    def capture(self) -> Any:
+        """Return groups by parameter names, and the state of every parameter that has one."""
+        return capture_optimizer(self.owner, self._names())
+
+    def prepare(self, tree: Any) -> Commit:
+        """Compare kind, groups and names; the commit replaces the state and the options of the groups."""
+        return prepare_optimizer(self.name, self.owner, self._names(), tree)
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether the class loads its state in its own way."""
+        return has_own_state(stepping(self.owner))
+
+    def _names(self) -> dict[nn.Parameter, str]:
+        """Name every parameter of the optimizer: as in its module, with the part's name in front if it has several."""
+        held = {parameter for group in self.owner.param_groups for parameter in group["params"]}
+        found: dict[nn.Parameter, tuple[str, str]] = {}
+        for part, module in self._modules().items():
+            for name, parameter in module.named_parameters():
+                if parameter in held:
+                    found.setdefault(parameter, (part, name))
+        for parameter in held - found.keys():
+            raise ContractError(
+                f"{self.name}: the optimizer holds a parameter of shape {list(parameter.shape)} that no module of the "
+                "checkpoint has; add its module, as in Checkpoint(..., model=model)"
+            )
+        several = len({part for part, _ in found.values()}) > 1
+        return {parameter: f"{part}.{name}" if several else name for parameter, (part, name) in found.items()}
+
+
+@final
+class StatefulPart(Part):
+    """Anything else with ``state_dict`` and ``load_state_dict``."""
+
+    kind = "state"
+
+    def capture(self) -> Any:
+        """Return the object's own state."""
+        return self.owner.state_dict()
+
+    def prepare(self, tree: Any) -> Commit:
+        """Let the object check the state where it can; else the commit may raise, and is to be undone."""
+        if isinstance(self.owner, Preparing):
+            try:
+                return self.owner.prepare_load(tree)
+            except AugendError as error:
+                raise type(error)(f"{self.name}: {error}") from error
+        return lambda: self.owner.load_state_dict(tree)
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether the object checks its state only while it loads it."""
+        return not isinstance(self.owner, Preparing)
+
+
+def part_of(name: str, owner: object, modules: Callable[[], Mapping[str, nn.Module]]) -> Part:
+    """Return the part of a checkpoint that an object is.
+
+    Raises:
+        ContractError: It has no state, or a name that no file can have.
+    """
+    if not name.isidentifier() or not name.isascii():
+        raise ContractError(f"a part of a checkpoint must be named like a variable; got {name!r}")
+    if isinstance(owner, nn.Module):
+        return ModulePart(name, owner)
+    if isinstance(owner, torch.optim.Optimizer):
+        return OptimizerPart(name, owner, modules)
+    if isinstance(owner, Stateful):
+        return StatefulPart(name, owner)
+    raise ContractError(f"{name} must have state_dict() and load_state_dict(); got a {type(owner).__name__}")
+
+
+def commit_all(prepared: Iterable[tuple[Part, Commit]]) -> None:
+    """Swap in what was prepared: first what may still refuse, undone if it does, then what cannot.
+
+    Raises:
+        ContractError: An object refused its state; all are as they were.
+    """
+    pairs = sorted(prepared, key=lambda pair: not pair[0].may_refuse)
+    undone: list[Commit] = []
+    for part, commit in pairs:
+        if not part.may_refuse:
+            commit()
+            continue
+        undone.append(part.undo())
+        try:
+            commit()
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+            for undo in reversed(undone):
+                undo()
+            raise ContractError(
+                f"{part.name}: {type(part.owner).__name__} refused its saved state: {error!r}"
+            ) from error
+
+
+def check_names(part: str, what: str, saved: Iterable[str], live: Iterable[str]) -> None:
+    """Refuse names that only one side has.
+
+    Raises:
+        ContractError: Names the first one.
+    """
+    there, here = set(saved), set(live)
+    if missing := here - there:
+        raise ContractError(f"{part}: the checkpoint lacks {what} {min(missing)!r} ({len(missing)} in all)")
+    if extra := there - here:
+        raise ContractError(
+            f"{part}: the checkpoint has {what} {min(extra)!r} ({len(extra)} in all), which is not here"
+        )
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} of {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
