@@ -1,21 +1,22 @@
-"""fit: the training loop. Built on the public API alone: copy it, change it."""
+"""fit: what it takes, what it refuses, and what stands around its loop. Built on the public API alone."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from numbers import Integral
-from time import perf_counter
-from typing import Literal, cast, final
+from typing import Literal, cast
 
 import torch
 from torch import nn
 
-from augend import Accumulator, Finished, schedules
-from augend._fit._evaluate import NO_METRICS, LossFunction, MetricFunction, check_batches, evaluate
-from augend._fit._history import Begin, End, Event, History, Listener, Step, Validation
-from augend.data import Batch, Batches
+from augend import Accumulator, Checkpoint
+from augend._fit._evaluate import NO_METRICS, LossFunction, MetricFunction, check_batches
+from augend._fit._history import Begin, History, Listener
+from augend._fit._told import Told
+from augend._fit._training import HeldOut, Training, Unkept
+from augend.data import Batches
 from augend.errors import ContractError
 
 
@@ -33,6 +34,7 @@ def fit(
     validate_every: int | None = None,
     patience: int | None = None,
     metrics: Mapping[str, MetricFunction] = NO_METRICS,
+    checkpoint: Checkpoint | None = None,
     accumulator: Accumulator | None = None,
     listeners: Iterable[Listener] = (),
     compile: bool = False,  # noqa: A002 - the word torch uses
@@ -60,6 +62,10 @@ def fit(
         patience: Stop after this many validations in a row without a lower loss (of the first term); None never does.
             The weights stay as they are then, not as they were at the best validation.
         metrics: See ``evaluate``.
+        checkpoint: Where model, optimizer, sums, position and history are saved when it is due, after any micro-batch,
+            and at the end. What is there already is loaded first, and training goes on from it: the result is that of
+            training that was never interrupted. Where training had ended, only a larger ``steps`` or ``epochs`` (or
+            ``patience``) goes on. A validation that was interrupted is done again.
         accumulator: What sums the gradients; None makes ``Accumulator(model)``. Needed for named terms, for other
             than float32 sums, and to go on with the random draws and the schedule of an earlier call.
         listeners: Called with every ``Begin``, ``Step``, ``Validation`` and ``End``, in order.
@@ -68,10 +74,14 @@ def fit(
         nonfinite: What an inf or a nan in the summed gradients does: raise, or skip the update.
 
     Returns:
-        Every step, every validation, and why it stopped.
+        Every step, every validation, and why it stopped; with a checkpoint, those of earlier calls too.
 
     Raises:
-        ContractError: Arguments that do not fit each other, as said above.
+        SystemExit: A stop was requested of the checkpoint, by a signal or by ``request_stop``. All is saved; the code
+            is 3.
+        CheckpointError: There are only damaged checkpoints, or another process has the directory.
+        StateError: The history in the checkpoint is none.
+        ContractError: Arguments that do not fit each other, as said above, or do not fit the checkpoint.
         EmptyWindowError: A batch counted nothing, with ``empty="raise"``.
         NonFiniteError: A summed gradient is inf or nan, with ``nonfinite="raise"``.
 
@@ -89,28 +99,25 @@ def fit(
     """
     limit = _limit(data, steps, epochs)
     _check_validation(validation, validate_every, patience)
-    forward = cast("nn.Module", torch.compile(model)) if compile else model
-    told = _Told(listeners)
-    told(Begin(steps=limit))
-    with _accumulating(model, accumulator) as grads:
-        update = grads.updates  # not 0 where the accumulator has trained before
-        stopped = f"all {limit} steps are done"
-        for batch in data:
-            if batch.step >= limit:
-                break
-            begun = perf_counter()
-            for microbatch in grads.microbatches(batch):
-                grads.backward(loss(forward, microbatch))
-            if schedule is not None:
-                schedules.apply(optimizer, schedule, update)
-            done = grads.step(optimizer, max_norm=max_norm, empty=empty, nonfinite=nonfinite)
-            update = done.update
-            told(_step(batch, done, optimizer, perf_counter() - begun))
-            if validation is not None and _is_due(batch, limit, validate_every):
-                told(_validation(batch, forward, validation, loss, metrics))
-                if _out_of_patience(told.validations, patience):
-                    stopped = f"no lower validation loss in {patience} validations"
-                    break
+    every = data.steps_per_epoch if validate_every is None else validate_every
+    told = Told(listeners)
+    with (
+        _accumulating(model, accumulator) as grads,
+        _kept(checkpoint, told, limit, model=model, optimizer=optimizer, grads=grads, data=data) as keeper,
+    ):
+        stopped = Training(
+            model=cast("nn.Module", torch.compile(model)) if compile else model,
+            data=data,
+            loss=loss,
+            optimizer=optimizer,
+            grads=grads,
+            finish=partial(grads.step, optimizer, max_norm=max_norm, empty=empty, nonfinite=nonfinite),
+            schedule=schedule,
+            held_out=None if validation is None else HeldOut(validation, every, patience, metrics),
+            limit=limit,
+            told=told,
+            keeper=keeper,
+        ).run()
     return told.end(stopped)
 
 
@@ -125,6 +132,23 @@ def _accumulating(model: nn.Module, given: Accumulator | None) -> Iterator[Accum
         yield own
     finally:
         own.reset()
+
+
+@contextmanager
+def _kept(checkpoint: Checkpoint | None, told: Told, limit: int, **parts: object) -> Iterator[Checkpoint | Unkept]:
+    """Go on from the latest checkpoint, tell where training begins, and save what it came to."""
+    if checkpoint is None:
+        told(Begin(steps=limit))
+        yield Unkept()
+        return
+    with checkpoint.attached(**parts, history=told):
+        position = checkpoint.load_latest()
+        earlier = told.history("so far")
+        told(Begin(steps=limit, history=earlier, restarts=checkpoint.restarts, position=position))
+        yield checkpoint
+        if position is None or earlier != told.history("so far"):
+            checkpoint.save()
+        checkpoint.wait()
 
 
 def _limit(data: Batches, steps: int | None, epochs: int | None) -> int:
@@ -151,62 +175,3 @@ def _check_validation(validation: Batches | None, validate_every: int | None, pa
             raise ContractError(f"{name} = {value} needs validation=, the held-out rows")
         if value is not None and value < 1:
             raise ContractError(f"{name} must be at least 1; got {value}")
-
-
-def _step(batch: Batch, done: Finished, optimizer: torch.optim.Optimizer, seconds: float) -> Step:
-    return Step(
-        step=batch.step,
-        epoch=batch.epoch,
-        rows=batch.rows,
-        losses=done.losses,
-        count=done.count,
-        norm=done.norm,
-        scale=done.scale,
-        skipped=done.skipped,
-        update=done.update,
-        lr=float(optimizer.param_groups[0]["lr"]),
-        seconds=seconds,
-    )
-
-
-def _is_due(batch: Batch, limit: int, validate_every: int | None) -> bool:
-    done = batch.step + 1
-    return done == limit or (batch.last if validate_every is None else done % validate_every == 0)
-
-
-def _validation(
-    batch: Batch, model: nn.Module, validation: Batches, loss: LossFunction, metrics: Mapping[str, MetricFunction]
-) -> Validation:
-    begun = perf_counter()
-    estimates = evaluate(model, validation, loss=loss, metrics=metrics)
-    return Validation(step=batch.step, epoch=batch.epoch, estimates=estimates, seconds=perf_counter() - begun)
-
-
-def _out_of_patience(validations: Sequence[Validation], patience: int | None) -> bool:
-    """Whether the lowest first loss (the earliest one, and any number before NaN) is ``patience`` validations old."""
-    values = [validation.loss.value for validation in validations]
-    best = min(range(len(values)), key=lambda index: (math.isnan(values[index]), values[index]))
-    return patience is not None and len(values) - 1 - best >= patience
-
-
-@final
-class _Told:
-    """What was told so far; hands each event on to every listener."""
-
-    def __init__(self, listeners: Iterable[Listener]) -> None:
-        self.steps: list[Step] = []
-        self.validations: list[Validation] = []
-        self._listeners = tuple(listeners)
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Step):
-            self.steps.append(event)
-        elif isinstance(event, Validation):
-            self.validations.append(event)
-        for listener in self._listeners:
-            listener(event)
-
-    def end(self, stopped: str) -> History:
-        history = History(steps=tuple(self.steps), validations=tuple(self.validations), stopped=stopped)
-        self(End(history=history))
-        return history

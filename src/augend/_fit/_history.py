@@ -6,19 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, final
 
-from augend import Estimate
-
-
-@final
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Begin:
-    """Training is about to begin.
-
-    Args:
-        steps: Where training will end unless it is stopped early, counted from the start of ``data``.
-    """
-
-    steps: int
+from augend import Estimate, Position
 
 
 @final
@@ -105,6 +93,25 @@ class History:
             estimates = self.validations[-1].estimates
             lines.append("validation " + ", ".join(f"{name} {estimate}" for name, estimate in estimates.items()))
         return "\n".join(lines)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begin:
+    """Training is about to begin, or to go on.
+
+    Args:
+        steps: Where training will end unless it is stopped early, counted from the start of ``data``.
+        history: What was done before, and is not told again: empty where nothing was saved yet. None without a
+            checkpoint, which is to say that nobody knows.
+        restarts: How often the checkpoint's directory was gone on from, this time included.
+        position: Where training goes on; None where it begins.
+    """
+
+    steps: int
+    history: History | None = None
+    restarts: int = 0
+    position: Position | None = None
 
 
 @final

@@ -7,18 +7,19 @@ import math
 import resource
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 
 import torch
 
 from augend import Estimate
-from augend._fit import Event, Listener, Step, Validation
+from augend._fit import Begin, Event, History, Listener, Step, Validation
+from augend._listeners._cut import cut_back
 
 _RESIDENT_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in (getrusage(2))
 
 
 def json_lines(path: Path) -> Listener:
-    """Return a listener that appends to ``path`` one line a step and one a validation, each on disk before the next.
+    """Return a listener that appends to ``path`` one line a step and one a validation, each there before the next.
 
     A step's line has ``step, epoch, loss, loss_error, count, rows, norm, scale, skipped, update, lr, seconds, world,
     restarts, memory_bytes``, and ``losses`` where there are several terms. A validation's line has ``step, epoch,
@@ -26,24 +27,52 @@ def json_lines(path: Path) -> Listener:
     both are written as null, which is "undefined", never 0. ``memory_bytes`` is the accelerator's peak where one was
     used, else the peak of the process.
 
+    Where training goes on from a checkpoint, the file is first cut back to what the checkpoint knows: every step and
+    validation of its history has one line, and no other has any. Lines that were lost with the machine are written
+    again, with a ``memory_bytes`` of null; lines of steps that are to be done again, and one that was torn, are moved
+    to ``metrics.lost-1.jsonl`` (or ``-2``, ...; the name is that of the file). An interruption of this loses no line.
+
     Args:
         path: The file; its directory must exist.
     """
+    return _JsonLines(path)
 
-    def write(event: Event) -> None:
-        if isinstance(event, Step):
-            line = _of_step(event)
+
+@final
+class _JsonLines:
+    """The listener, which knows how often the run was restarted."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._restarts = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Begin):
+            self._restarts = event.restarts
+            if event.history is not None:
+                cut_back(self._path, _lines_of(event.history, event.restarts))
+        elif isinstance(event, Step):
+            self._append(_of_step(event, self._restarts, _peak_memory_bytes()))
         elif isinstance(event, Validation):
-            line = _of_validation(event)
-        else:
-            return
-        with path.open("a", encoding="utf-8") as file:
+            self._append(_of_validation(event))
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
-    return write
+
+def _lines_of(history: History, restarts: int) -> list[dict[str, Any]]:
+    """Return a line for every step and validation, in the order in which they were told."""
+    validations = {validation.step: validation for validation in history.validations}
+    lines = []
+    for step in history.steps:
+        lines.append(_of_step(step, restarts, None))
+        if step.step in validations:
+            lines.append(_of_validation(validations[step.step]))
+    return lines
 
 
-def _of_step(step: Step) -> dict[str, Any]:
+def _of_step(step: Step, restarts: int, memory_bytes: int | None) -> dict[str, Any]:
     line: dict[str, Any] = {
         "step": step.step,
         "epoch": step.epoch,
@@ -55,11 +84,11 @@ def _of_step(step: Step) -> dict[str, Any]:
         "scale": _number(step.scale),
         "skipped": step.skipped,
         "update": step.update,
-        "lr": step.lr,
+        "lr": _number(step.lr),
         "seconds": step.seconds,
         "world": 1,
-        "restarts": 0,
-        "memory_bytes": _peak_memory_bytes(),
+        "restarts": restarts,
+        "memory_bytes": memory_bytes,
     }
     if len(step.losses) > 1:
         line["losses"] = {name: _estimate(estimate) for name, estimate in step.losses.items()}
