@@ -1,0 +1,84 @@
+"""A file of lines, cut back to what is known to belong there, so that a crash at any moment loses no line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+_OF_THE_PROCESS: Final = frozenset({"world", "restarts", "memory_bytes"})  # what a line has and its record has not
+
+
+def cut_back(path: Path, expected: Sequence[Mapping[str, Any]]) -> None:
+    """Leave in a file one line for each expected one, in their order, and move all other lines aside.
+
+    A line that is there stays as it is, to the byte; one that is not is written. What belongs to no expected line, a
+    torn one included, goes to a new file beside it, which is on disk before the first one is replaced.
+
+    Args:
+        path: The file; one that does not exist has no lines.
+        expected: The lines, which need not agree in ``world``, ``restarts`` and ``memory_bytes``.
+    """
+    before = path.read_bytes() if path.exists() else b""
+    lines = before.splitlines(keepends=True)
+    found: dict[str, int] = {}
+    for index, line in enumerate(lines):
+        found.setdefault(_record(line), index)
+    kept: set[int] = set()
+    after = bytearray()
+    for record in expected:
+        place = found.get(_key(record))
+        if place is None:
+            after += json.dumps(record, allow_nan=False).encode() + b"\n"
+        else:
+            kept.add(place)
+            after += lines[place]
+    if after == before:
+        return
+    rest = b"".join(line for index, line in enumerate(lines) if index not in kept)
+    if rest:
+        _set_aside(path, rest)
+    _replace(path, after)
+
+
+def _record(line: bytes) -> str:
+    """Return what a line says of the run; the line itself, which no record is, where it is torn or no JSON object."""
+    try:
+        plain = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:  # of JSON or of UTF-8
+        plain = None
+    return _key(plain) if isinstance(plain, dict) else repr(line)
+
+
+def _key(line: Mapping[str, Any]) -> str:
+    return json.dumps({name: value for name, value in line.items() if name not in _OF_THE_PROCESS}, sort_keys=True)
+
+
+def _set_aside(path: Path, rest: bytes) -> None:
+    """Write the rest to the first free name, unless a crash came between doing just that and replacing the file."""
+    names = (path.with_name(f"{path.stem}.lost-{number}{path.suffix}") for number in count(1))
+    latest = None
+    for lost in names:
+        if not lost.exists():
+            break
+        latest = lost
+    if latest is None or latest.read_bytes() != rest:
+        _replace(lost, rest)
+
+
+def _replace(path: Path, data: bytes | bytearray) -> None:
+    """Give a file new content at once, durably."""
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
