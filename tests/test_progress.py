@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from augend import Estimate, _progress
+from augend import Estimate, Position, _progress
 from augend._fit import Begin, End, History, Step, Validation
 from augend._progress import progress
 
@@ -123,6 +123,44 @@ def test_the_terminal_is_given_back_after_an_exception(clock):
     with pytest.raises(ZeroDivisionError):
         failing()
     assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")
+
+
+def resumed(step: int, rows_done: int = 0) -> Begin:
+    """Begin where an earlier process stopped."""
+    return Begin(steps=20, position=Position(epoch=step // 4, step=step, rows_done=rows_done), restarts=1)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_where_it_goes_on_is_said_once(clock, terminal):
+    """A resumed run says its position, rows of the open batch included; a run that begins says nothing."""
+    text = shown([resumed(12, 6), step(12), step(13), END], clock, terminal=terminal)
+    assert 1 == text.count("going on at step 12, 6 rows done")
+    assert "going on" not in shown([Begin(steps=20), step(0), END], clock, terminal=terminal)
+
+
+def test_the_bar_of_a_resumed_run_begins_where_it_was(clock):
+    """Before the first step the bar stands at the steps that are done."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown([resumed(12), END], clock, terminal=True))
+    assert re.search(r"step 12/20 +[━╸╺]+", plain)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_time_left_is_counted_from_this_process(clock, terminal):
+    """Half a second a step, whatever was done before: one step in, seven of twenty are left."""
+    text = shown([resumed(12), step(12)], clock, terminal=terminal)
+    assert "step 13/20" in text
+    assert "16.0 rows/s  0:04 left" in text
+
+
+@pytest.mark.parametrize(
+    ("rows_done", "expected"),
+    [(6, "4.0 rows/s  0:14 left"), (8, "0.0 rows/s  0:28 left"), (0, "16.0 rows/s  0:04 left")],
+)
+def test_rows_of_an_earlier_process_are_not_counted_in_the_rate(clock, rows_done, expected):
+    """Of the first step only the rows that were left count; where none was, the finish counts as one."""
+    assert expected in shown([resumed(12, rows_done), step(12)], clock, terminal=False)
+    text = shown([resumed(12, rows_done), step(12), step(13)], clock, terminal=False, every_seconds=0.0)
+    assert f"{(16 - rows_done) / 1.0:.1f} rows/s" in text.splitlines()[-1]
 
 
 def test_a_second_run_starts_its_own_count(clock):

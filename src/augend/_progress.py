@@ -11,6 +11,7 @@ from typing import final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from augend import Position
 from augend._fit import Begin, Event, Listener, Step, Validation
 
 _WHOLE_RATE = 100  # rows a second, from where on decimals say nothing
@@ -40,20 +41,27 @@ def progress(console: Console | None = None, *, every_seconds: float = 5.0) -> I
 
 @final
 class _Pace:
-    """How fast rows go by, and how long it may still take."""
+    """How fast rows go by in this process, and how long it may still take.
 
-    def __init__(self) -> None:
-        self._steps: deque[Step] = deque(maxlen=_RATE_STEPS)
+    Args:
+        rows_before: Rows of the first step that were done before this process.
+    """
+
+    def __init__(self, rows_before: int = 0) -> None:
+        self._latest: deque[tuple[int, float]] = deque(maxlen=_RATE_STEPS)  # rows and seconds of each step
         self._begun = monotonic()
-        self._done = 0
+        self._done = 0.0
+        self._rows_before = rows_before
 
     def add(self, step: Step) -> None:
-        self._steps.append(step)
-        self._done += 1
+        rows = step.rows - self._rows_before
+        self._latest.append((rows, step.seconds))
+        self._done += max(rows, 1) / step.rows  # all rows may have been done, and the step only taken
+        self._rows_before = 0
 
     def rows_per_second(self) -> float:
-        seconds = sum(step.seconds for step in self._steps)
-        return sum(step.rows for step in self._steps) / max(seconds, 1e-9)  # a clock may stand still for a short step
+        seconds = sum(seconds for _, seconds in self._latest)
+        return sum(rows for rows, _ in self._latest) / max(seconds, 1e-9)  # a clock may stand still for a short step
 
     def seconds_left(self, steps: int) -> float:
         return (monotonic() - self._begun) / self._done * steps
@@ -72,7 +80,9 @@ class _Lines:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Begin):
-            self._steps, self._pace = event.steps, _Pace()
+            self._steps, self._pace = event.steps, _pace(event)
+            if event.position is not None:
+                _print(self._console, _begin_line(event.position))
         elif isinstance(event, Step):
             self._pace.add(event)
             done = event.step + 1
@@ -95,8 +105,12 @@ class _Bar:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Begin):
-            self._steps, self._pace = event.steps, _Pace()
+            self._steps, self._pace = event.steps, _pace(event)
             self._bar.update(self._task, total=event.steps)
+            if event.position is not None:
+                done = event.position.step
+                self._bar.update(self._task, completed=done, description=f"step {done}/{self._steps}")
+                _print(self._bar.console, _begin_line(event.position))
         elif isinstance(event, Step):
             self._pace.add(event)
             done = event.step + 1
@@ -104,6 +118,14 @@ class _Bar:
             self._bar.update(self._task, completed=done, description=f"step {done}/{self._steps}", text=text)
         elif isinstance(event, Validation):
             _print(self._bar.console, _validation_line(event))
+
+
+def _pace(begin: Begin) -> _Pace:
+    return _Pace(0 if begin.position is None else begin.position.rows_done)
+
+
+def _begin_line(position: Position) -> str:
+    return f"going on at {position}"
 
 
 def _print(console: Console, text: str) -> None:
