@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, final
 
 import msgspec
@@ -17,7 +16,8 @@ STATE_FILE: Final = "state.json"
 VERSION: Final = 1
 _FORMAT: Final = "augend checkpoint"
 
-Whole = Annotated[int, msgspec.Meta(ge=0)]
+Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Weight = Annotated[float, msgspec.Meta(ge=0)]
 PartName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 FilePath = Annotated[str, msgspec.Meta(pattern=r"^(state\.json|[A-Za-z_][A-Za-z0-9_]*/[A-Za-z0-9_-]+\.safetensors)\Z")]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -65,9 +65,9 @@ class Manifest:
     step: Whole
     rows_done: Whole
     microbatch: Whole
-    count: Whole | float
+    count: Whole | Weight
     updates: Whole
-    world: Annotated[int, msgspec.Meta(ge=1)]
+    world: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     created: str
     augend: str
     torch: str
@@ -84,7 +84,7 @@ def record_of(content: bytes) -> FileRecord:
 
 def to_bytes(manifest: Manifest) -> bytes:
     """Return the one text that a manifest has, with the SHA-256 of the rest of it inside."""
-    return _sealed(asdict(manifest))
+    return _sealed(msgspec.to_builtins(manifest))
 
 
 def from_bytes(text: bytes) -> Manifest:
@@ -95,21 +95,21 @@ def from_bytes(text: bytes) -> Manifest:
         ContractError: It is whole, but of a version that this augend does not read.
     """
     try:
-        plain = json.loads(text)
+        plain: dict[str, Any] = msgspec.json.decode(text, type=dict)
         checksum = plain.pop("checksum")
         whole = _sealed(plain) == text
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{FILE} cannot be read: {error!r:.200}") from error
     if not whole:
         raise CheckpointError(f"{FILE} is not as it was written: its checksum {checksum!r:.80} is not that of its text")
     if plain.get("format") == _FORMAT and plain.get("version") != VERSION:
         raise ContractError(
-            f"{FILE} has version {plain.get('version')!r}, and this augend reads version {VERSION}: use the augend "
-            f"that wrote it, {plain.get('augend')!r}"
+            f"{FILE} has version {plain.get('version')!r:.80}, and this augend reads version {VERSION}: use the augend "
+            f"that wrote it, {plain.get('augend')!r:.80}"
         )
     try:
         return msgspec.convert(plain, Manifest)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, ValueError) as error:
         raise CheckpointError(f"{FILE} does not describe a checkpoint: {error}") from error
 
 
@@ -119,4 +119,4 @@ def _sealed(plain: dict[str, Any]) -> bytes:
 
 
 def _text(plain: dict[str, Any]) -> bytes:
-    return json.dumps(plain, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
+    return msgspec.json.format(msgspec.json.encode(plain, order="sorted"), indent=1) + b"\n"
