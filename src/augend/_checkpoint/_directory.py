@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import re
 import time
 import weakref
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, final
 
@@ -22,11 +23,15 @@ _LOCK, _RESTARTS = "lock", "restarts.jsonl"
 
 
 def names_in(directory: Path) -> list[str]:
-    """Return the names of the checkpoints in a directory, the newest first."""
-    with suppress(FileNotFoundError, NotADirectoryError):
+    """Return the names of the checkpoints in a directory, the newest first.
+
+    Raises:
+        CheckpointError: The directory cannot be read.
+    """
+    found = []
+    with _told(f"{directory} cannot be read"), suppress(FileNotFoundError, NotADirectoryError):
         found = [path.name for path in directory.iterdir() if _NAME.fullmatch(path.name)]
-        return sorted(found, key=_sequence, reverse=True)
-    return []
+    return sorted(found, key=lambda name: (_sequence(name), name), reverse=True)
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -51,10 +56,15 @@ def unfinished(directory: Path, name: str) -> Path:
 
 
 def sweep(files: Files, directory: Path) -> None:
-    """Remove what saves and removals that did not end left behind. Only with the lock."""
-    for name in files.list(directory):
-        if name.startswith((_UNFINISHED, _OLD)):
-            remove_tree(files, directory / name)
+    """Remove what saves and removals that did not end left behind. Only with the lock.
+
+    Raises:
+        CheckpointError: It cannot be removed.
+    """
+    with _told(f"what an interrupted job left in {directory} cannot be removed"):
+        for name in files.list(directory):
+            if name.startswith((_UNFINISHED, _OLD)):
+                remove_tree(files, directory / name)
 
 
 def prune(files: Files, directory: Path, keep: int, damaged: Collection[str]) -> None:
@@ -76,23 +86,43 @@ def prune(files: Files, directory: Path, keep: int, damaged: Collection[str]) ->
 
 
 def count_restarts(directory: Path) -> int:
-    """Return how many restarts a directory has on record."""
-    with suppress(FileNotFoundError):
+    """Return how many restarts a directory has on record.
+
+    Raises:
+        CheckpointError: The record cannot be read.
+    """
+    with _told(f"{directory / _RESTARTS} cannot be read"), suppress(FileNotFoundError, NotADirectoryError):
         return (directory / _RESTARTS).read_bytes().count(b"\n")
     return 0
 
 
 def record_restart(files: Files, directory: Path, line: str) -> None:
-    """Add a restart to the record."""
-    new = not (directory / _RESTARTS).exists()
-    append_line(files, directory / _RESTARTS, line)
-    if new:
-        files.fsync_directory(directory)
+    """Add a restart to the record.
+
+    Raises:
+        CheckpointError: It cannot be written.
+    """
+    with _told(f"{directory / _RESTARTS} cannot be written"):
+        new = not (directory / _RESTARTS).exists()
+        append_line(files, directory / _RESTARTS, line)
+        if new:
+            files.fsync_directory(directory)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Say what could not be done where the system says why."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{what}: {error.strerror or error}") from error
 
 
 @final
 class Lock:
     """Keeps other jobs out of a directory for as long as it is held, or this process lives.
+
+    A process forked from this one (the workers of a data loader are) does not hold it, however long it lives.
 
     Args:
         files: The file system.
@@ -103,25 +133,49 @@ class Lock:
     """
 
     def __init__(self, files: Files, directory: Path) -> None:
-        try:
+        unusable = f"checkpoints cannot be written to {directory}"
+        with _told(unusable):
             make_directories(files, directory)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             file = os.open(directory / _LOCK, flags, 0o666)
-        except OSError as error:
-            raise CheckpointError(f"checkpoints cannot be written to {directory}: {error.strerror}") from error
-        self._close = weakref.finalize(self, os.close, file)
+        self._close = weakref.finalize(self, _unlock, file)
+        os.register_at_fork(after_in_child=functools.partial(_forget, weakref.ref(self)))
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(file, 80, 0).decode(errors="replace").strip()
+            with _told(unusable):
+                _take(file, directory)
+        except CheckpointError:
             self.release()
-            raise CheckpointError(
-                f"{directory} is in use by another job ({holder or 'unknown'}); two would overwrite each other: "
-                "wait until it ends, or take another directory"
-            ) from error
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"process {os.getpid()} since {time.strftime('%F %T')}\n".encode(), 0)
+            raise
 
     def release(self) -> None:
         """Let others in."""
         self._close()
+
+    def forget(self) -> None:
+        """Close the handle without letting others in: in a forked process, where the lock is its parent's."""
+        if detached := self._close.detach():
+            os.close(*detached[2])
+
+
+def _take(file: int, directory: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(file, 80, 0).decode(errors="replace").strip()
+        raise CheckpointError(
+            f"{directory} is in use by another job ({holder or 'unknown'}); two would overwrite each other: "
+            "wait until it ends, or take another directory"
+        ) from error
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"process {os.getpid()} since {time.strftime('%F %T')}\n".encode(), 0)
+
+
+def _unlock(file: int) -> None:
+    fcntl.flock(file, fcntl.LOCK_UN)  # closing alone would leave it with a fork that has not run any Python yet
+    os.close(file)
+
+
+def _forget(lock: weakref.ref[Lock]) -> None:
+    held = lock()
+    if held is not None:
+        held.forget()

@@ -156,11 +156,10 @@ def make_directories(files: Files, path: Path) -> None:
 
 
 def remove_tree(files: Files, path: Path) -> None:
-    """Remove a directory and all in it; links are removed, not followed."""
+    """Remove a directory and all in it, or what stands in its place; links are removed, not followed."""
+    if path.is_symlink() or not path.is_dir():
+        files.remove(path)
+        return
     for name in files.list(path):
-        inner = path / name
-        if inner.is_dir() and not inner.is_symlink():
-            remove_tree(files, inner)
-        else:
-            files.remove(inner)
+        remove_tree(files, path / name)
     files.remove_directory(path)

@@ -100,7 +100,8 @@ class _Sink(io.RawIOBase):
         self._files = files
         self._hash = hashlib.sha256()
         self._bytes = 0
-        self._file: int | None = files.create(path)
+        self._file: int | None = None  # the base class closes what could not be opened, too
+        self._file = files.create(path)
 
     def write(self, data: object) -> int:
         """Write all of the data."""

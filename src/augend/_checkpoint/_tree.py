@@ -13,6 +13,10 @@ from torch import Tensor
 from augend.errors import CheckpointError, ContractError
 
 _TENSOR, _FLOAT, _TUPLE, _PAIRS, _COUNTER = "$tensor", "$float", "$tuple", "$pairs", "$counter"
+_FLOATS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_DEEPEST: Final = 64  # dictionaries and lists one in another: far from where Python's own stack ends
+_INT_BITS: Final = 2048  # far from where Python refuses to print or read an int
+_RESERVED: Final = "__metadata__"  # a key of every safetensors file
 DTYPES: Final = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -44,34 +48,42 @@ def join(plain: object, tensors: Mapping[str, Tensor]) -> Any:
     """Put a state together again.
 
     Raises:
-        CheckpointError: A tensor is missing, or a mark is not one of ours.
+        CheckpointError: A tensor is missing, or it is not what ``split`` makes.
     """
+    try:
+        return _joined(plain, 0, tensors)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"a state has an entry that cannot be read: {error!r:.200}") from error
+
+
+def _joined(plain: object, depth: int, tensors: Mapping[str, Tensor]) -> Any:
+    if depth > 2 * _DEEPEST:  # a pair is one level more
+        raise ValueError("it is nested deeper than any state")
     if isinstance(plain, list):
-        return [join(one, tensors) for one in plain]
+        return [_joined(one, depth + 1, tensors) for one in plain]
     if not isinstance(plain, dict):
         return plain
-    if len(plain) != 1 or not next(iter(plain)).startswith("$"):
-        return {key: join(one, tensors) for key, one in plain.items()}
+    if not any(key.startswith("$") for key in plain):
+        return {key: _joined(one, depth + 1, tensors) for key, one in plain.items()}
     ((mark, value),) = plain.items()
-    try:
-        return _marked(mark, value, tensors)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"a state has the entry {plain!r:.80}, which cannot be read: {error!r}") from error
-
-
-def _marked(mark: str, value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if mark == _TENSOR:
-        return tensors[value]
-    if mark == _FLOAT:
-        return float(value)
+    if mark in {_TENSOR, _FLOAT}:
+        return {_TENSOR: tensors, _FLOAT: _FLOATS}[mark][value]
+    items = [_joined(one, depth + 1, tensors) for one in _list(value)]
     if mark == _TUPLE:
-        return tuple(join(value, tensors))
-    pairs = {join(key, tensors): join(one, tensors) for key, one in value}
-    return {_PAIRS: dict, _COUNTER: Counter}[mark](pairs)
+        return tuple(items)
+    return {_PAIRS: dict, _COUNTER: Counter}[mark](dict(map(_list, items)))
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"a {type(value).__name__}, not a list")
+    return value
 
 
 def _plain(tree: object, path: tuple[str, ...], what: str, tensors: dict[str, Tensor]) -> Any:
     kind = type(tree)
+    if len(path) > _DEEPEST:
+        raise ContractError(f"{what}: {'.'.join(path):.80}... is nested deeper than {_DEEPEST} levels, or holds itself")
     if isinstance(tree, Tensor):
         return {_TENSOR: _named(tree, path, what, tensors)}
     if isinstance(tree, list | tuple) and kind in {list, tuple, torch.Size}:
@@ -85,6 +97,8 @@ def _plain(tree: object, path: tuple[str, ...], what: str, tensors: dict[str, Te
             for key, one in tree.items()
         ]
         return {_COUNTER if kind is Counter else _PAIRS: pairs}
+    if isinstance(tree, int) and tree.bit_length() > _INT_BITS:
+        raise ContractError(f"{what}: {'.'.join(path)} is a number of more than {_INT_BITS} bits; keep it as text")
     if tree is None or isinstance(tree, bool | str | int | float):
         return _scalar(tree)
     raise ContractError(
@@ -109,7 +123,9 @@ def _named(tensor: Tensor, path: tuple[str, ...], what: str, tensors: dict[str, 
     if not dense or tensor.dtype not in DTYPES.values():
         kind = f"{tensor.layout}, {tensor.dtype} on {tensor.device}"
         raise ContractError(f"{what}: the tensor {name!r} is {kind}, which safetensors files cannot keep")
-    if not name or name in tensors:
+    if name in {"", _RESERVED} or any("\ud800" <= character <= "\udfff" for character in name):
+        raise ContractError(f"{what}: a tensor of its state has the key {name!r}, which no file can keep; rename it")
+    if name in tensors:
         raise ContractError(f"{what}: two tensors of its state are called {name!r}; give them other keys")
     tensors[name] = tensor.detach()
     return name

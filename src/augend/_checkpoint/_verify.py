@@ -9,30 +9,53 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, final
 
-from augend._checkpoint._manifest import FILE, STATE_FILE, FileRecord, Manifest, PartRecord, from_bytes
+import msgspec
+import torch
+
+from augend._checkpoint._manifest import FILE, STATE_FILE, FileRecord, Manifest, PartRecord, Whole, from_bytes
 from augend._checkpoint._tree import DTYPES
 from augend.errors import CheckpointError
 
 _MANIFEST_BYTES: Final = 1 << 30  # more than any manifest needs: about 200 bytes a tensor
 _HEADER_BYTES: Final = 100_000_000  # the limit of the safetensors format itself
-_SAFETENSORS_DTYPES: Final = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
+_DTYPE_OF: Final = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
 }
+Box = list[tuple[int, int]]  # begin and end in each dim
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: list[Whole]
+    data_offsets: tuple[Whole, Whole]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where it begins in the whole tensor."""
+
+    saved_offsets: list[Whole]
 
 
 def verified(path: Path) -> Manifest:
@@ -59,18 +82,22 @@ def read_manifest(path: Path) -> Manifest:
         CheckpointError: There is none, or it is not as it was written.
         ContractError: It was written by an augend with another format.
     """
-    if path.is_symlink() or not path.is_dir():
-        raise CheckpointError(f"{path} is no directory, and a checkpoint is one")
-    with _named(path), plain_file(path / FILE) as file:
-        content = file.read(_MANIFEST_BYTES + 1)
-        if len(content) > _MANIFEST_BYTES:
-            raise CheckpointError(f"{FILE} is larger than any manifest")
-        return from_bytes(content)
+    with _named(path):
+        if path.is_symlink() or not path.is_dir():
+            raise CheckpointError("it is no directory, and a checkpoint is one")
+        with plain_file(path / FILE) as file:
+            if os.fstat(file.fileno()).st_size > _MANIFEST_BYTES:
+                raise CheckpointError(f"{FILE} is larger than any manifest")
+            return from_bytes(file.read())
 
 
 @contextmanager
-def plain_file(path: Path) -> Iterator[BufferedReader]:
+def plain_file(path: Path, name: str = "") -> Iterator[BufferedReader]:
     """Open a file to read it: no link, no device, nothing that waits.
+
+    Args:
+        path: The file.
+        name: What messages call it; by default as it is called in its directory.
 
     Raises:
         CheckpointError: It is missing, something else than a file, or cannot be opened.
@@ -80,10 +107,11 @@ def plain_file(path: Path) -> Iterator[BufferedReader]:
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         what = "is missing" if missing else f"cannot be opened as a plain file: {error.strerror}"
-        raise CheckpointError(f"{path.name} {what}") from error
+        raise CheckpointError(f"{name or path.name} {what}") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise CheckpointError(f"{name or path.name} is not a plain file")
     with open(handle, "rb") as file:  # noqa: PTH123  # a handle, not a path
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise CheckpointError(f"{path.name} is not a plain file")
         yield file
 
 
@@ -100,31 +128,34 @@ def _named(path: Path) -> Iterator[None]:
 
 def _check_names(path: Path, manifest: Manifest) -> None:
     """The directory holds the files of the manifest, and nothing else: a reader takes whatever lies there."""
+    directories = sorted({name.partition("/")[0] for name in manifest.files if "/" in name})
     expected = {FILE, *manifest.files}
-    found = set()
     with _named(path):
-        for root, directories, names in os.walk(path, onerror=_raise):
-            for name in (*directories, *names):
-                inner = Path(root) / name
-                relative = inner.relative_to(path).as_posix()
-                if inner.is_symlink():
-                    raise CheckpointError(f"{relative} is a link, and a checkpoint holds plain files only")
-                if name in names:
-                    found.add(relative)
-        for name in sorted(expected - found):
-            raise CheckpointError(f"{name} is missing")
-        for name in sorted(found - expected):
-            raise CheckpointError(f"{name} does not belong to this checkpoint")
         if STATE_FILE not in manifest.files:
             raise CheckpointError(f"{STATE_FILE} is not in the manifest")
+        found = _entries(path, "")
+        for directory in directories:
+            if (path / directory).is_dir():
+                found |= _entries(path, directory)
+        for name in sorted(expected - found):
+            raise CheckpointError(f"{name} is missing")
+        for name in sorted(found - expected - {*directories}):
+            raise CheckpointError(f"{name!r} does not belong to this checkpoint")
 
 
-def _raise(error: OSError) -> None:
-    raise error
+def _entries(path: Path, directory: str) -> set[str]:
+    found = set()
+    with os.scandir(path / directory) as entries:
+        for entry in entries:
+            name = f"{directory}/{entry.name}" if directory else entry.name
+            if entry.is_symlink():
+                raise CheckpointError(f"{name!r} is a link, and a checkpoint holds plain files only")
+            found.add(name)
+    return found
 
 
 def _check_file(path: Path, name: str, record: FileRecord) -> None:
-    with _named(path), plain_file(path / name) as file:
+    with _named(path), plain_file(path / name, name) as file:
         size = os.fstat(file.fileno()).st_size
         if size != record.bytes:
             raise CheckpointError(f"{name} has {size} bytes, and {record.bytes} were written")
@@ -134,39 +165,45 @@ def _check_file(path: Path, name: str, record: FileRecord) -> None:
 
 def _check_coverage(path: Path, part: str, record: PartRecord, names: list[str]) -> None:
     """Every tensor of a part is in its files, with its dtype, every element exactly once."""
-    chunks: dict[str, list[tuple[list[int], list[int]]]] = {key: [] for key in record.tensors}
+    chunks: dict[str, list[Box]] = {key: [] for key in record.tensors}
     with _named(path):
         for name in names:
             try:
-                for key, dtype, offsets, shape in _header(path / name):
-                    if dtype != _SAFETENSORS_DTYPES[record.tensors[key].dtype]:
+                for key, dtype, box in _header(path / name, name):
+                    if dtype != record.tensors[key].dtype:
                         raise CheckpointError(f"{name}: the tensor {key!r} is {dtype}, not {record.tensors[key].dtype}")
-                    chunks[key].append((offsets, shape))
-            except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+                    chunks[key].append(box)
+            except (KeyError, ValueError, AttributeError, RecursionError) as error:
                 raise CheckpointError(f"{name}: its header is not that of the manifest: {error!r:.200}") from error
         for key, tensor in record.tensors.items():
-            if tensor.dtype not in DTYPES or not _exactly_once(tensor.shape, chunks[key]):
+            if not _exactly_once(tensor.shape, chunks[key]):
                 raise CheckpointError(f"{part}: the tensor {key!r} is not in the files, every element exactly once")
 
 
-def _header(path: Path) -> Iterator[tuple[str, str, list[int], list[int]]]:
-    """Yield name, dtype, offsets in the whole tensor, and shape of each tensor in a safetensors file."""
-    with plain_file(path) as file:
+def _header(path: Path, name: str) -> Iterator[tuple[str, str, Box]]:
+    """Yield name, dtype, and place in the whole tensor of each tensor in a safetensors file, whose bytes it has."""
+    with plain_file(path, name) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > _HEADER_BYTES:
-            raise CheckpointError(f"{path.name} claims a header of {length} bytes")
-        header: dict[str, Any] = json.loads(file.read(length))
-    offsets: dict[str, Any] = json.loads(header.pop("__metadata__")["DCP_SHARDING_INFO"])
-    for key, entry in header.items():
-        yield key, entry["dtype"], offsets[key]["saved_offsets"], entry["shape"]
+            raise CheckpointError(f"{name} claims a header of {length} bytes")
+        header = json.loads(file.read(length))
+        data = os.fstat(file.fileno()).st_size - 8 - length
+    tensors = {key: msgspec.convert(entry, _Entry) for key, entry in header.items() if key != "__metadata__"}
+    metadata = msgspec.convert(header.get("__metadata__"), dict[str, str])
+    places = msgspec.convert(json.loads(metadata["DCP_SHARDING_INFO"]), dict[str, _Place])
+    for key, entry in tensors.items():
+        dtype = _DTYPE_OF[entry.dtype]
+        begin, end = entry.data_offsets
+        if not begin <= end <= data or end - begin != math.prod(entry.shape) * DTYPES[dtype].itemsize:
+            raise ValueError(f"{key!r} has the bytes {begin} to {end} of {data}")
+        box = [(first, first + size) for first, size in zip(places[key].saved_offsets, entry.shape, strict=True)]
+        yield key, dtype, box
 
 
-def _exactly_once(shape: list[int], chunks: list[tuple[list[int], list[int]]]) -> bool:
+def _exactly_once(shape: list[int], boxes: list[Box]) -> bool:
     """Tell whether boxes fill a shape: all inside, none over another, as many elements as it has."""
-    boxes = [[(begin, begin + size) for begin, size in zip(*chunk, strict=True)] for chunk in chunks]
     inside = all(
-        len(box) == len(shape) and all(0 <= begin <= end <= size for (begin, end), size in zip(box, shape, strict=True))
-        for box in boxes
+        len(box) == len(shape) and all(end <= size for (_, end), size in zip(box, shape, strict=True)) for box in boxes
     )
     elements = sum(math.prod(end - begin for begin, end in box) for box in boxes)
     filled = sorted(box for box in boxes if math.prod(end - begin for begin, end in box))
@@ -175,4 +212,13 @@ def _exactly_once(shape: list[int], chunks: list[tuple[list[int], list[int]]]) -
         for index, one in enumerate(filled)
         for other in filled[index + 1 :]
     )
-    return bool(boxes) and inside and apart and elements == math.prod(shape)
+    return bool(boxes) and inside and apart and elements == math.prod(shape) and _possible(shape)
+
+
+def _possible(shape: list[int]) -> bool:
+    """Tell whether torch can have a tensor of a shape: one of no element may still have sizes beyond its reach."""
+    try:
+        torch.empty(shape, device="meta")
+    except RuntimeError:
+        return False
+    return True
