@@ -108,15 +108,16 @@ class Training:
         return step
 
     def _is_enough(self, step: Step, held_out: HeldOut) -> bool:
-        """Validate where that is due, and tell whether the last validation has used up the patience."""
-        validations = self.told.validations
-        seen = bool(validations) and validations[-1].step == step.step
+        """Validate where that is due, and tell whether a validation of this step has used up the patience."""
         done = step.step + 1
-        if not seen and (done == self.limit or done % held_out.every_steps == 0):
-            seen = self._validate(step, held_out)
-        return seen and is_out_of_patience(self.told.validations, held_out.patience)
+        if not self._is_validated(step) and (done == self.limit or done % held_out.every_steps == 0):
+            self._validate(step, held_out)
+        return self._is_validated(step) and is_out_of_patience(self.told.validations, held_out.patience)
 
-    def _validate(self, step: Step, held_out: HeldOut) -> bool:
+    def _is_validated(self, step: Step) -> bool:
+        return any(validation.step == step.step for validation in self.told.validations[-1:])
+
+    def _validate(self, step: Step, held_out: HeldOut) -> None:
         """Measure the held-out rows; a request to stop leaves it as if not begun, and ends in ``save_if_due``."""
 
         def loss(model: nn.Module, microbatch: Microbatch) -> Tally | Mapping[str, Tally]:
@@ -129,10 +130,9 @@ class Training:
             estimates = evaluate(self.model, held_out.rows, loss=loss, metrics=held_out.metrics)
         except _StoppedError:
             self.keeper.save_if_due()
-            return False
-        seconds = perf_counter() - begun
-        self.told(Validation(step=step.step, epoch=step.epoch, estimates=estimates, seconds=seconds))
-        return True
+        else:
+            seconds = perf_counter() - begun
+            self.told(Validation(step=step.step, epoch=step.epoch, estimates=estimates, seconds=seconds))
 
 
 class _StoppedError(Exception):

@@ -59,14 +59,13 @@ def _key(line: Mapping[str, Any]) -> str:
 
 def _set_aside(path: Path, rest: bytes) -> None:
     """Write the rest to the first free name, unless a crash came between doing just that and replacing the file."""
-    names = (path.with_name(f"{path.stem}.lost-{number}{path.suffix}") for number in count(1))
-    latest = None
-    for lost in names:
-        if not lost.exists():
-            break
-        latest = lost
-    if latest is None or latest.read_bytes() != rest:
-        _replace(lost, rest)
+    number = next(number for number in count(1) if not _lost(path, number).exists())
+    if number == 1 or _lost(path, number - 1).read_bytes() != rest:
+        _replace(_lost(path, number), rest)
+
+
+def _lost(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.stem}.lost-{number}{path.suffix}")
 
 
 def _replace(path: Path, data: bytes | bytearray) -> None:
