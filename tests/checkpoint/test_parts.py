@@ -1,0 +1,502 @@
+"""What is saved of each kind of object, and that saving and loading change nothing else."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import itertools
+import random
+
+import jobs
+import numpy as np
+import pytest
+import torch
+from jobs import Job
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import augend
+import reference
+from augend.errors import CheckpointError, ContractError, StateError
+
+NARROW = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> str:
+    """Hash dtypes, devices, strides, counters and every tensor of an optimizer, by position, groups included."""
+    inner = optimizer.inner if isinstance(optimizer, augend.optim.MasterWeights) else optimizer
+    masters = optimizer.masters.values() if inner is not optimizer else []
+    state = copy.deepcopy(inner.state_dict())
+    strides = [
+        (value.stride(), str(value.device))
+        for slots in inner.state.values()
+        for value in slots.values()
+        if isinstance(value, torch.Tensor)
+    ]
+    order = [sorted(slots) for slots in inner.state.values()]
+    return reference.digest(state["param_groups"], sorted(state["state"].items()), strides, order, list(masters))
+
+
+@pytest.mark.parametrize("optimizer", jobs.OPTIMIZERS)
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("moment", [0, 2, 4, 6])
+def test_optimizer_states_are_equal_before_and_after(tmp_path, optimizer, dtype, moment):
+    """Fresh, in the first window, right after a step, in the next window: dtype, counters, tensors, options equal."""
+    job = Job(tmp_path, optimizer=optimizer, dtype=dtype)
+    for _ in itertools.islice(job.moments(), moment + 1):
+        pass
+    job.run.save()
+    job.run.close()
+    other = Job(tmp_path, optimizer=optimizer, dtype=dtype)
+    other.run.load_latest()
+    assert optimizer_state(job.optimizer) == optimizer_state(other.optimizer)
+    other.run.close()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "fused", "sgd", "momentum"])
+@pytest.mark.parametrize("moment", [0, 2, 3, 4, 6])
+@pytest.mark.parametrize("background", [False, True])
+def test_saving_changes_nothing(tmp_path, optimizer, moment, background):
+    """Weights, buffers, moments, pending sums, position and random state are the same to the bit after a save."""
+    job = Job(tmp_path, optimizer=optimizer, background=background)
+    for _ in itertools.islice(job.moments(), moment + 1):
+        pass
+    before = job.everything()
+    job.run.save()
+    job.run.wait()
+    assert before == job.everything()
+    lazy = len(job.optimizer.state)
+    assert (0 if moment < 4 else lazy) == lazy  # reading a fresh optimizer gave it no state
+    job.run.close()
+
+
+@pytest.mark.parametrize("moment", [2, 4])
+def test_a_refused_load_changes_nothing(tmp_path, moment):
+    """A checkpoint that does not fit one part leaves every other part as it was, too."""
+    job = Job(tmp_path)
+    for _ in itertools.islice(job.moments(), moment + 1):
+        pass
+    path = job.run.save()
+    job.run.close()
+    other = Job(tmp_path, work="float64")  # the sums do not fit; model, optimizer and data do
+    for _ in itertools.islice(other.moments(), 9):
+        pass
+    before = other.everything()
+    with pytest.raises(ContractError, match="grads: dtype 'float32' was saved"):
+        other.run.load(path)
+    assert before == other.everything()
+    with pytest.raises(ContractError):
+        other.run.load_latest()
+    assert before == other.everything()
+    other.run.close()
+
+
+def test_the_moments_of_a_narrow_parameter_stay_wide(tmp_path):
+    """A float32 moment of 1.001 beside a bfloat16 parameter comes back as 1.001: torch's own loading makes it 1.0."""
+    parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    module = torch.nn.Module()
+    module.weight = parameter
+    optimizer = torch.optim.AdamW([parameter], lr=0.1)
+    wide = torch.full((3,), 1.001)
+    optimizer.state[parameter] = {"step": torch.tensor(7.0), "exp_avg": wide.clone(), "exp_avg_sq": wide.clone()}
+    run = augend.Checkpoint(tmp_path, model=module, optimizer=optimizer, background=False)
+    path = run.save()
+    optimizer.state.clear()
+    run.load(path)
+    slots = optimizer.state[parameter]
+    assert [7.0, torch.float32] == [slots["step"].item(), slots["exp_avg"].dtype]
+    assert torch.equal(wide, slots["exp_avg"])
+    run.close()
+
+
+def test_reading_a_fresh_optimizer_takes_no_step(tmp_path):
+    """The first step after a save and a load is the first step: the weights are those of an optimizer nobody read."""
+    weights = []
+    for read in (False, True):
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        if read:
+            run = augend.Checkpoint(tmp_path, model=model, optimizer=optimizer, background=False)
+            run.load(run.save())
+            run.close()
+            assert 0 == len(optimizer.state)
+        model.weight.grad = torch.ones(1, 1)
+        optimizer.step()
+        weights.append(model.weight.item())
+    assert weights[0] == weights[1] < -0.09
+
+
+class Pair(torch.nn.Module):
+    """Two parameters of one shape, registered in the order asked for."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        for name in order:
+            self.register_parameter(name, torch.nn.Parameter(torch.full((3, 3), float(ord(name)))))
+
+
+def test_states_are_matched_by_name(tmp_path):
+    """Two 3x3 parameters whose order has changed get their own moments, not each other's."""
+    first = Pair("ab")
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1, momentum=0.9)
+    for name, parameter in first.named_parameters():
+        parameter.grad = torch.full((3, 3), {"a": 1.0, "b": 2.0}[name])
+    optimizer.step()
+    path = augend.Checkpoint(tmp_path, model=first, optimizer=optimizer, background=False).save()
+    second = Pair("ba")
+    other = torch.optim.SGD(second.parameters(), lr=0.1, momentum=0.9)
+    augend.Checkpoint(tmp_path, model=second, optimizer=other).load(path)
+    moments = {
+        name: other.state[parameter]["momentum_buffer"][0, 0].item() for name, parameter in second.named_parameters()
+    }
+    assert {"a": 1.0, "b": 2.0} == moments
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: torch.optim.SGD(model.parameters(), lr=0.1), "AdamW was saved, and this is .*SGD"),
+        (
+            lambda model: torch.optim.AdamW([{"params": [one]} for one in model.parameters()], lr=0.1),
+            "1 groups of parameters were saved, and there are 2",
+        ),
+        (
+            lambda model: torch.optim.AdamW([model.bias], lr=0.1),
+            r"group 0 was saved with other parameters; it differs in 'weight'",
+        ),
+        (
+            lambda model: augend.optim.MasterWeights(model.parameters(), torch.optim.AdamW),
+            "was saved, and this is",
+        ),
+    ],
+)
+def test_another_optimizer_is_refused(tmp_path, change, message):
+    """Another class, other groups, other parameters in a group: refused by name."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    path = augend.Checkpoint(tmp_path, model=model, optimizer=optimizer, background=False).save()
+    with pytest.raises(ContractError, match=f"optimizer: .*{message}"):
+        augend.Checkpoint(tmp_path, model=model, optimizer=change(model)).load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda: torch.nn.Linear(2, 3), r"model: 'weight' was saved as torch.float32 of \[2, 2\], and is .*\[3, 2\]"),
+        (lambda: torch.nn.Linear(2, 2, dtype=torch.float64), "'weight' was saved as torch.float32 .* torch.float64"),
+        (lambda: torch.nn.Linear(2, 2, bias=False), r"has tensors 'bias' \(1 in all\), which is not here"),
+        (
+            lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)),
+            r"model: the checkpoint lacks tensors '0.bias' \(2 in all\)",
+        ),
+    ],
+)
+def test_another_model_is_refused(tmp_path, change, message):
+    """Another shape, dtype, a missing or an additional tensor: refused by name."""
+    path = augend.Checkpoint(tmp_path, model=torch.nn.Linear(2, 2), background=False).save()
+    with pytest.raises(ContractError, match=message):
+        augend.Checkpoint(tmp_path, model=change()).load(path)
+
+
+def test_a_parameter_that_no_module_has_is_refused(tmp_path):
+    """An optimizer without its module cannot be saved by names: refused, with the remedy."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2, 5))], lr=0.1)
+    with pytest.raises(ContractError, match=r"shape \[2, 5\] that no module .* model=model"):
+        augend.Checkpoint(tmp_path, optimizer=optimizer, background=False).save()
+
+
+def test_an_optimizer_over_two_modules_names_them_apart(tmp_path):
+    """Parameters of the same name in two modules keep their own moments."""
+    one, two = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD([one.weight, two.weight], lr=0.1, momentum=0.9)
+    one.weight.grad, two.weight.grad = torch.tensor([[1.0]]), torch.tensor([[2.0]])
+    optimizer.step()
+    run = augend.Checkpoint(tmp_path, one=one, two=two, optimizer=optimizer, background=False)
+    path = run.save()
+    with safe_open(next((path / "optimizer").iterdir()), framework="pt") as file:
+        assert {"state.one.weight.momentum_buffer", "state.two.weight.momentum_buffer"} == set(file.keys())
+    optimizer.state.clear()
+    run.load(path)
+    assert [1.0, 2.0] == [optimizer.state[module.weight]["momentum_buffer"].item() for module in (one, two)]
+    run.close()
+
+
+class Own(torch.optim.SGD):
+    """An optimizer that keeps its state in its own way."""
+
+    def __init__(self, params, lr: float) -> None:
+        super().__init__(params, lr)
+        self.seen = 0
+
+    def state_dict(self):
+        return {**super().state_dict(), "seen": self.seen}
+
+    def load_state_dict(self, state_dict):
+        self.seen = state_dict.pop("seen")
+        if self.seen == 13:
+            raise ValueError("thirteen")
+        super().load_state_dict(state_dict)
+
+
+def test_an_optimizer_with_a_state_of_its_own_keeps_it(tmp_path):
+    """A class that overrides state_dict is asked for it, and matched by the order of its parameters."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = Own(model.parameters(), 0.1)
+    optimizer.seen = 5
+    run = augend.Checkpoint(tmp_path, model=model, optimizer=optimizer, background=False)
+    path = run.save()
+    optimizer.seen = 0
+    run.load(path)
+    assert 5 == optimizer.seen
+    other = Own(reversed(list(model.parameters())), 0.1)
+    with pytest.raises(ContractError, match="group 0 was saved with other parameters; it differs in 'the order'"):
+        augend.Checkpoint(tmp_path, model=model, optimizer=other).load(path)
+    run.close()
+
+
+def test_what_refuses_while_it_loads_is_undone(tmp_path):
+    """An object that checks its state only while it loads it gets its own state back, and nothing else was loaded."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = Own(model.parameters(), 0.1)
+    optimizer.seen = 13
+    counter = Counter()
+    run = augend.Checkpoint(tmp_path, counter=counter, model=model, optimizer=optimizer, background=False)
+    path = run.save()
+    optimizer.seen, counter.value = 1, 7
+    with torch.no_grad():
+        model.weight.zero_()
+    with pytest.raises(ContractError, match=r"optimizer: Own refused its saved state: ValueError\('thirteen'\)"):
+        run.load(path)
+    assert (1, 7) == (optimizer.seen, counter.value)
+    assert torch.equal(torch.zeros(2, 2), model.weight)
+    run.close()
+
+
+class Counter:
+    """Anything with state_dict and load_state_dict."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def state_dict(self):
+        return {"value": self.value, "all": collections.Counter({3: 2}), "where": {1: (2, float("inf"))}}
+
+    def load_state_dict(self, state):
+        assert (collections.Counter({3: 2}), {1: (2, float("inf"))}) == (state["all"], state["where"])
+        self.value = state["value"]
+
+
+SCHEDULERS = {
+    "multistep": lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 2, 3], gamma=0.5),
+    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5),
+    "onecycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20),
+    "plateau": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0),
+    "chained": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2),
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        ],
+        milestones=[2],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_torch_s_schedulers_go_on(tmp_path, name):
+    """The rates after a resume are those of an uninterrupted scheduler."""
+
+    def job(directory):
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scheduler = SCHEDULERS[name](optimizer)
+        return (
+            optimizer,
+            scheduler,
+            augend.Checkpoint(directory, model=model, optimizer=optimizer, scheduler=scheduler, background=False),
+        )
+
+    def rates(optimizer, scheduler, steps):
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step(1.0) if name == "plateau" else scheduler.step()
+            yield optimizer.param_groups[0]["lr"]
+
+    optimizer, scheduler, _ = job(tmp_path / "whole")
+    expected = list(rates(optimizer, scheduler, 7))
+    optimizer, scheduler, run = job(tmp_path / "cut")
+    first = list(rates(optimizer, scheduler, 3))
+    run.save()
+    run.close()
+    optimizer, scheduler, run = job(tmp_path / "cut")
+    assert run.load_latest() is not None
+    assert expected == first + list(rates(optimizer, scheduler, 4))
+    run.close()
+
+
+@pytest.mark.parametrize("where", ["here", "new"])
+def test_random_state_goes_on(tmp_path, where):
+    """torch's, Python's and numpy's global generators draw on where they were when the checkpoint was saved."""
+
+    def draw() -> list[float]:
+        return [torch.rand(3).tolist(), random.random(), random.gauss(0, 1), *np.random.randn(3).tolist()]  # noqa: NPY002, S311
+
+    np.random.randn()  # noqa: NPY002 - leaves half a pair of normal numbers in the generator
+    random.gauss(0, 1)
+    run = augend.Checkpoint(tmp_path, model=torch.nn.Linear(1, 1), background=False)
+    path = run.save()
+    expected = draw()
+    if where == "new":
+        run.close()
+        run = augend.Checkpoint(tmp_path, model=torch.nn.Linear(1, 1))
+    run.load(path)
+    assert expected == draw()
+    run.close()
+
+
+def test_a_model_s_file_is_read_by_safetensors_alone(tmp_path):
+    """Every tensor of the model, tied ones under both names, buffers too, is there under its own name."""
+    job = Job(tmp_path)
+    for _ in itertools.islice(job.moments(), 6):
+        pass
+    path = job.run.save()
+    (file,) = (path / "model").iterdir()
+    tensors = load_file(file)
+    expected = job.model.state_dict()
+    assert sorted(expected) == sorted(tensors)
+    assert all(torch.equal(expected[name], tensors[name]) for name in expected)
+    fresh = jobs.Net()
+    fresh.load_state_dict(tensors)
+    assert reference.digest(dict(expected)) == reference.digest(dict(fresh.state_dict()))
+    job.run.close()
+
+
+def test_layouts_stay_those_of_the_live_objects(tmp_path):
+    """Moments of a channels-last convolution come back with the strides of their parameter."""
+    model = torch.nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    model(torch.ones(2, 3, 4, 4)).sum().backward()
+    optimizer.step()
+    strides = model.weight.stride(), optimizer.state[model.weight]["exp_avg"].stride()
+    before = {slot: value.clone() for slot, value in optimizer.state[model.weight].items()}
+    run = augend.Checkpoint(tmp_path, model=model, optimizer=optimizer, background=False)
+    run.load(run.save())
+    after = optimizer.state[model.weight]
+    assert strides == (model.weight.stride(), after["exp_avg"].stride())
+    assert all(torch.equal(before[slot], after[slot]) for slot in before)
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"made": object()}, "thing: made is a builtins.object, which a checkpoint cannot keep"),
+        ({"made": [np.int64(3)]}, r"thing: made.0 is a numpy.int64"),
+        ({"made": {"it": torch.ones(2, dtype=torch.complex64)}}, "the tensor 'made.it' is .*complex64"),
+        ({"made": torch.ones(2, 2).to_sparse()}, "the tensor 'made' is torch.sparse_coo"),
+        ({"made": torch.ones(2, 2, device="meta")}, "the tensor 'made' is .* on meta"),
+        ({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, "two tensors of its state are called 'a.b'"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_at_the_save(tmp_path, state, message):
+    """A state that no file can keep is refused when it is saved, by its place, and nothing is written."""
+
+    class Thing:
+        def state_dict(self):
+            return state
+
+        def load_state_dict(self, state_dict):
+            raise AssertionError
+
+    run = augend.Checkpoint(tmp_path, thing=Thing(), background=False)
+    with pytest.raises(ContractError, match=message):
+        run.save()
+    assert ["lock"] == [path.name for path in tmp_path.iterdir()]
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("stateful", "message"),
+    [
+        ({"model": 3}, "model must have state_dict.* got a int"),
+        ({"a-b": torch.nn.Linear(1, 1)}, "named like a variable; got 'a-b'"),
+        ({"keep": 0}, "keep must be at least 1; got 0"),
+        ({"every_steps": 0}, "every_steps must be at least 1; got 0"),
+        ({"every_seconds": -1}, "every_seconds must be at least 0; got -1"),
+        ({"every_seconds": float("nan")}, "every_seconds must be at least 0; got nan"),
+    ],
+)
+def test_arguments_are_checked(tmp_path, stateful, message):
+    """What cannot be a part, and options out of their domain, are refused at once."""
+    with pytest.raises(ContractError, match=message):
+        augend.Checkpoint(tmp_path, **stateful)
+
+
+def test_parts_that_differ_are_refused(tmp_path):
+    """Parts that only one side has, and a part of another sort, are errors: nothing is loaded in part, silently."""
+    model, counter = torch.nn.Linear(1, 1), Counter()
+    path = augend.Checkpoint(tmp_path, model=model, counter=counter, background=False).save()
+    with pytest.raises(ContractError, match=r"has a part 'counter' that is not loaded.*counter=\.\.\.\)"):
+        augend.Checkpoint(tmp_path, model=model).load(path)
+    with pytest.raises(ContractError, match="no part 'more'; it has .*counter"):
+        augend.Checkpoint(tmp_path, model=model, counter=counter, more=Counter()).load(path)
+    with pytest.raises(ContractError, match=r"counter was saved as a state, and is a module \(Linear\)"):
+        augend.Checkpoint(tmp_path, model=model, counter=model).load(path)
+    position = augend.Checkpoint(tmp_path, model=model).load(path, only=("model",))
+    assert (0, path) == (position.step, position.path)
+    with pytest.raises(ContractError, match="only='counter' is no part of this Checkpoint"):
+        augend.Checkpoint(tmp_path, model=model).load(path, only=("counter",))
+    with pytest.raises(ContractError, match="no part 'nothing'"):
+        augend.Checkpoint(tmp_path, model=model).load(path, only=("nothing",))
+
+
+def test_only_some_parts_leave_the_rest_and_random_state_alone(tmp_path):
+    """load(only=...) loads those parts and nothing else."""
+    job = Job(tmp_path)
+    for _ in itertools.islice(job.moments(), 6):
+        pass
+    path = job.run.save()
+    job.run.close()
+    other = Job(tmp_path)
+    random_state, position, optimizer = torch.get_rng_state(), other.data.state_dict(), optimizer_state(other.optimizer)
+    other.run.load(path, only=["model"])
+    assert torch.equal(random_state, torch.get_rng_state())
+    assert (position, optimizer) == (other.data.state_dict(), optimizer_state(other.optimizer))
+    assert reference.digest(job.model.state_dict()) == reference.digest(other.model.state_dict())
+
+
+def test_a_broken_window_is_not_saved(tmp_path):
+    """A window that cannot go on is refused at the save: what is on disk can always go on."""
+    job = Job(tmp_path)
+    batch = next(iter(job.data))
+    microbatches = job.grads.microbatches(batch)
+    microbatch = next(microbatches)
+    job.model.a.weight.register_hook(lambda gradient: (_ for _ in ()).throw(RuntimeError("a fault")))
+    with pytest.raises(RuntimeError, match="a fault"):
+        job.grads.backward(jobs.loss(job.model, microbatch))
+    with pytest.raises(StateError, match=r"cannot go on.*reset\(\)"):
+        job.run.save()
+    job.run.close()
+
+
+def test_nothing_to_save_is_refused(tmp_path):
+    """A Checkpoint without parts saves nothing, and says so."""
+    with pytest.raises(ContractError, match=r"nothing to save; .*model=model"):
+        augend.Checkpoint(tmp_path).save()
+
+
+def test_a_state_of_another_sort_is_a_checkpoint_error(tmp_path):
+    """A part whose saved state is not what such an object has is named, whatever is wrong in it."""
+
+    class Liar(torch.optim.SGD):
+        pass
+
+    model = torch.nn.Linear(1, 1)
+    optimizer = Liar(model.parameters(), lr=0.1)
+    run = augend.Checkpoint(tmp_path, model=model, optimizer=optimizer, background=False)
+    run._parts["optimizer"].capture = lambda: {"kinds": 3}
+    path = run.save()
+    run.close()
+    with pytest.raises((CheckpointError, ContractError), match="optimizer"):
+        augend.Checkpoint(tmp_path, model=model, optimizer=optimizer).load(path)
