@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, final
+from typing import Final, Self, TypeVar, final
 
 from torch import nn
 
@@ -27,10 +27,13 @@ from augend._checkpoint._parts import Part, part_of
 from augend._checkpoint._position import Position, step_and_rows
 from augend._checkpoint._save import take_snapshot, write_checkpoint
 from augend._checkpoint._signals import StopRequest
+from augend._group import rank_and_world
 from augend.data import Batches
-from augend.errors import ContractError
+from augend.errors import ContractError, PlacementError
 
-INTERRUPTED: Final = 3
+T = TypeVar("T")
+
+_INTERRUPTED: Final = 3
 _EVERY_SECONDS: Final = 600.0
 
 
@@ -136,7 +139,7 @@ class Checkpoint:
             raise ContractError(
                 "there is nothing to save; give Checkpoint its parts, as in Checkpoint(..., model=model)"
             )
-        snapshot = take_snapshot(list(self._parts.values()), self._data())
+        snapshot = take_snapshot(list(self._parts.values()))
         position = snapshot.position
         name = next_name(self.directory, position.step, position.rows_done)
         write = functools.partial(
@@ -167,7 +170,7 @@ class Checkpoint:
         if self._stop.requested:
             self.save()
             self.wait()
-            raise SystemExit(INTERRUPTED)
+            raise SystemExit(_INTERRUPTED)
         if self._is_due():
             self.save()
 
@@ -209,7 +212,8 @@ class Checkpoint:
     def load_latest(self) -> Position | None:
         """Load the newest good checkpoint of the directory into the parts.
 
-        Damaged newer ones are passed over, with a warning. Everything is checked before anything is loaded.
+        Damaged newer ones are passed over, with a warning. Everything is checked before anything is loaded. An earlier
+        request to stop is forgotten: this is a new beginning.
 
         Collective: every rank.
 
@@ -221,6 +225,7 @@ class Checkpoint:
             ContractError, StateError: It does not fit the parts; they are as they were.
         """
         self._enter()
+        self._stop.requested = False
         self._stop.listen()
         self.wait()
         sweep(self._files, self.directory)
@@ -310,32 +315,30 @@ class Checkpoint:
             if name in self._parts:
                 raise ContractError(f"this Checkpoint has another {name} already; use one and the same object")
         self._parts.update({name: part_of(name, owner, self._modules) for name, owner in stateful.items()})
-        data = self._data()
-        if data is not None:
-            for part in self._parts.values():
-                if isinstance(part.owner, Accumulator):
-                    data.register(part.owner)
+        if len(self._owners(Batches)) == 1:  # with several, nobody but the loop knows which goes with which
+            (data,) = self._owners(Batches)
+            for accumulator in self._owners(Accumulator):
+                data.register(accumulator)
 
     def _modules(self) -> Mapping[str, nn.Module]:
         return {name: part.owner for name, part in self._parts.items() if isinstance(part.owner, nn.Module)}
 
-    def _data(self) -> Batches | None:
-        """Return the batches if there is one of them; several are not matched with accumulators."""
-        found = [part.owner for part in self._parts.values() if isinstance(part.owner, Batches)]
-        return found[0] if len(found) == 1 else None
+    def _owners(self, kind: type[T]) -> list[T]:
+        return [part.owner for part in self._parts.values() if isinstance(part.owner, kind)]
 
     def _steps_done(self) -> int:
-        data = self._data()
-        if data is not None:
+        for data in self._owners(Batches):
             return step_and_rows(data)[0]
-        counters = [part.owner for part in self._parts.values() if isinstance(part.owner, Accumulator)]
-        if not counters:
-            raise ContractError("every_steps needs something that counts steps: add data=Batches or an Accumulator")
-        return counters[0].updates
+        for accumulator in self._owners(Accumulator):
+            return accumulator.updates
+        raise ContractError("every_steps needs something that counts steps: add data=Batches or an Accumulator")
 
     # ---------------------------------------------------------------- the directory
 
     def _enter(self) -> None:
+        _, world = rank_and_world()
+        if world > 1:
+            raise PlacementError(f"this version keeps checkpoints of one process, and there are {world} ranks")
         if self._lock is None:
             self._lock = Lock(self._files, self.directory)
 

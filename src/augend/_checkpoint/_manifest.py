@@ -109,7 +109,7 @@ def from_bytes(text: bytes) -> Manifest:
         )
     try:
         return msgspec.convert(plain, Manifest)
-    except (msgspec.ValidationError, ValueError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{FILE} does not describe a checkpoint: {error}") from error
 
 

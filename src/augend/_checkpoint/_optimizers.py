@@ -36,7 +36,7 @@ def capture_optimizer(optimizer: torch.optim.Optimizer, names: Names) -> dict[st
     if has_own_state(stepped):
         return {**tree, "own": stepped.state_dict()}
     keys = _stepped_names(optimizer, names)
-    return {**tree, "state": {keys[parameter]: dict(slots) for parameter, slots in stepped.state.items()}}
+    return {**tree, "state": {keys[one]: dict(slots) for one, slots in stepped.state.items() if one in keys}}
 
 
 def prepare_optimizer(

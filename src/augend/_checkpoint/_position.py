@@ -50,17 +50,19 @@ def step_and_rows(data: Batches) -> tuple[int, int]:
     return step, min(pending, default=0)
 
 
-def position_of(data: Batches | None, states: Sequence[Mapping[str, Any]], updates: int) -> Position:
+def position_of(batches: Sequence[Batches], states: Sequence[Mapping[str, Any]], updates: int) -> Position:
     """Return the position that saved states describe.
 
     Args:
-        data: The batches, if the checkpoint has them.
+        batches: Those of the checkpoint; the first tell where it is.
         states: The accumulators' states, those of an empty list of accumulators none.
         updates: The step where there are no batches to count them.
     """
-    step, rows_done = (updates, 0) if data is None else step_and_rows(data)
     microbatch = max((state["microbatches"] for state in states), default=0)
-    epoch = 0 if data is None else step // data.steps_per_epoch
+    if not batches:
+        return Position(step=updates, microbatch=microbatch)
+    step, rows_done = step_and_rows(batches[0])
+    epoch = step // batches[0].steps_per_epoch
     return Position(epoch=epoch, step=step, rows_done=rows_done, microbatch=microbatch)
 
 

@@ -49,12 +49,12 @@ class Snapshot:
     kinds: dict[str, tuple[str, list[str]]]
 
 
-def take_snapshot(parts: Sequence[Part], data: Batches | None) -> Snapshot:
+def take_snapshot(parts: Sequence[Part]) -> Snapshot:
     """Copy the state of all parts.
 
     Args:
-        parts: What is saved.
-        data: Those of them that are the batches, where there is one.
+        parts: What is saved. The first `Batches` among them tell the position; with only one, the accumulators must
+            agree with it.
 
     Raises:
         StateError: Accumulator and data do not agree, or a gradient waits in ``.grad`` for its step.
@@ -69,8 +69,9 @@ def take_snapshot(parts: Sequence[Part], data: Batches | None) -> Snapshot:
             )
     trees = {part.name: part.capture() for part in parts}
     states = {name: trees[name] for name in accumulators}
-    if data is not None:
-        check_agreement(data, accumulators, states)
+    batches = [part.owner for part in parts if isinstance(part.owner, Batches)]
+    if len(batches) == 1:
+        check_agreement(batches[0], accumulators, states)
     plains: dict[str, Any] = {}
     tensors: dict[str, dict[str, Tensor]] = {}
     for name, tree in trees.items():
@@ -78,7 +79,7 @@ def take_snapshot(parts: Sequence[Part], data: Batches | None) -> Snapshot:
         tensors[name] = {key: _staged(tensor) for key, tensor in live.items()}
     updates = next((accumulator.updates for accumulator in accumulators.values()), 0)
     return Snapshot(
-        position=position_of(data, list(states.values()), updates),
+        position=position_of(batches, list(states.values()), updates),
         count=next((accumulator.state.count for accumulator in accumulators.values()), 0),
         updates=updates,
         state={"random": [capture_random()], "parts": plains},
