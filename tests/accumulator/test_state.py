@@ -359,3 +359,34 @@ def test_the_contract_validates_a_model_by_name() -> None:
     other.idle = torch.nn.Linear(2, 3)
     with pytest.raises(ContractError, match=r"'idle.weight': shape \(2, 2\) was expected, and the model has \(3, 2\)"):
         grads.contract.validate(other)
+
+
+def test_prepare_load_changes_nothing_until_it_is_called() -> None:
+    """A state that was prepared is swapped in by the call that came back, and not before."""
+    model = tower()
+    grads = augend.Accumulator(model)
+    grads.backward(tally(model, *rows(5)))
+    saved = through_json(grads.state_dict())
+    held = fingerprint(grads, model)
+    grads.reset()
+    empty = fingerprint(grads, model)
+    commit = grads.prepare_load(saved)
+    assert empty == fingerprint(grads, model)
+    commit()
+    assert held == fingerprint(grads, model)
+
+
+def test_gradients_left_tells_of_an_update_that_nobody_took() -> None:
+    """True from finish() on until .grad is cleared, replaced or dropped; a step leaves nothing."""
+    model = tower()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    grads = augend.Accumulator(model)
+    seen = [grads.gradients_left]
+    for clear in (optimizer.zero_grad, lambda: grads.backward(tally(model, *rows(5)))):
+        grads.backward(tally(model, *rows(5)))
+        grads.finish()
+        seen.append(grads.gradients_left)
+        clear()
+        seen.append(grads.gradients_left)
+    grads.step(optimizer)
+    assert [False, True, False, True, False, False] == [*seen, grads.gradients_left]

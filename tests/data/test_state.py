@@ -275,3 +275,17 @@ def test_a_state_that_does_not_fit_changes_nothing(state, message):
     assert before == data.state_dict()
     assert given_state == state
     batch.check_live()
+
+
+def test_prepare_load_stays_where_the_data_is():
+    """A position that was prepared is taken by the call that came back, and not before."""
+    data = batches()
+    start = data.state_dict()
+    train(data, [Owner()], stop=7)
+    later = data.state_dict()
+    commit = data.prepare_load(start)
+    assert later == data.state_dict() != start
+    commit()
+    assert start["step"] == data.state_dict()["step"]
+    with pytest.raises(ContractError, match="version"):
+        data.prepare_load({**start, "version": 9})
