@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -345,6 +346,23 @@ def test_the_end_is_saved_though_nothing_is_due(tmp_path):
     path = tmp_path / "checkpoints"
     augend.verify(path)
     assert (STEPS, 0) == (augend.inspect(path).step, augend.inspect(path).microbatch)
+
+
+def test_the_end_is_on_disk_when_it_is_told(tmp_path, monkeypatch):
+    """Saved in the background on a slow disk, the last state is nevertheless whole when listeners hear of the end."""
+    monkeypatch.setattr(os, "fsync", lambda file: time.sleep(0.02))
+    model = network()
+    seen: list[int] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, End):
+            seen.append(augend.inspect(tmp_path).step)
+
+    data = augend.Batches(rows(0), batch_size=8, microbatch_size=3)
+    options = {"loss": mse, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "listeners": [listen]}
+    with augend.Checkpoint(tmp_path) as checkpoint:
+        augend.fit(model, data, **options, steps=2, checkpoint=checkpoint)
+    assert [2] == seen
 
 
 def test_listeners_hear_where_it_goes_on(folders):

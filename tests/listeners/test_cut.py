@@ -157,6 +157,16 @@ def test_what_is_no_line_of_ours_is_moved(tmp_path, junk):
     assert [(b"" if junk == b"{" else junk) + first + (junk if junk == b"{" else b"")] == lost(tmp_path)
 
 
+def test_a_line_without_its_end_is_torn(tmp_path):
+    """A last line that lacks only its end may be a part of a number: it is moved, and written again."""
+    path = tmp_path / "metrics.jsonl"
+    mine = write(path, [step(0), step(1)])
+    path.write_bytes(mine[:-1])
+    json_lines(path)(begin([step(0), step(1)]))
+    assert comparable(mine) == comparable(path.read_bytes())
+    assert [mine.splitlines()[1]] == lost(tmp_path)
+
+
 def test_order_is_that_of_the_history(tmp_path):
     """Lines that stand in another order are put in theirs."""
     path = tmp_path / "metrics.jsonl"
