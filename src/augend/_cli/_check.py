@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from augend._cli._failures import Reported
-from augend._cli._options import RunPath, Settings, Traceback
-from augend._config import Setting, read
+from augend._cli._options import RunPath, Settings, Traceback, changes
+from augend._config import read
 
 
 def check(run_file: RunPath, *, settings: Settings = None, show_traceback: Traceback = False) -> None:
@@ -13,7 +13,7 @@ def check(run_file: RunPath, *, settings: Settings = None, show_traceback: Trace
     The reference is the whole batch at once in float64. Nothing is trained or written.
     """
     with Reported(show_traceback=show_traceback):
-        run = read(run_file, [Setting.parse(text) for text in settings or []])
+        run = read(run_file, changes(settings))
 
         from augend._cli._compare import compare
 

@@ -15,7 +15,8 @@ from augend.errors import AugendError, ConfigError
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
 NOBODY_READS: Final = 141  # 128 + SIGPIPE, as shells say it
-INTERRUPTED_UNSAVED: Final = 130  # 128 + SIGINT, as shells say it; 3 is for an interrupted run that was saved
+INTERRUPTED_SAVED: Final = 3
+INTERRUPTED_UNSAVED: Final = 130  # 128 + SIGINT, as shells say it
 
 
 def complain(message: str) -> None:
@@ -58,7 +59,6 @@ class Reported:
 
 def placed(error: Exception) -> str:
     """Return type, first line and place of an error that augend did not raise."""
-    """Say what an error is that augend did not raise, and where it was raised."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     first = str(error).strip().partition("\n")[0]
     what = f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -8,17 +8,15 @@ from typing import Annotated
 import typer
 
 from augend._cli._failures import Reported
-from augend._cli._options import RunPath, Settings, Traceback
-from augend._config import Setting, read
+from augend._cli._options import Ranks, RunPath, Settings, Traceback, changes
+from augend._config import read
 
 
 def fit(
     run_file: RunPath,
     *,
     settings: Settings = None,
-    ranks: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes; the same as --set parallel.ranks=N.")
-    ] = None,
+    ranks: Ranks = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="New directory for the results; runs/NAME-1, -2, ... if not given."),
@@ -28,14 +26,16 @@ def fit(
     ] = False,
     show_traceback: Traceback = False,
 ) -> None:
-    """Train a model as a run file says, and keep its numbers in a run directory.
+    """Train a model as a run file says, and keep its numbers and its checkpoints in a run directory.
 
-    Ends with 0 when done, 1 if training failed, 2 if the run file or the command line cannot be used, 130 if
-    interrupted, 141 if nobody reads the output.
+    Ctrl-C or SIGTERM finishes the micro-batch and saves the run; augend resume goes on with it. A second one ends at
+    once, and leaves the last checkpoint.
+
+    Ends with 0 when done, 1 if training failed, 2 if the run file or the command line cannot be used, 3 if interrupted
+    and saved, 130 if interrupted at once, 141 if nobody reads the output.
     """
     with Reported(show_traceback=show_traceback):
-        texts = [*(settings or []), *([] if ranks is None else [f"parallel.ranks={ranks}"])]
-        run = read(run_file, [Setting.parse(text) for text in texts])
+        run = read(run_file, changes(settings, ranks))
 
         from augend._cli._train import describe, train
 

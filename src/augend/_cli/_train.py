@@ -1,23 +1,19 @@
-"""Train what a run file describes, and tell a person about it."""
+"""Train what a run file describes, or go on with it, and tell a person about it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-from rich.console import Console
-
-from augend import History, models
-from augend import fit as augend_fit
+from augend import History, Position, models
 from augend._cli._build import Rows, Training, build_rows, build_training
 from augend._cli._console import Output
-from augend._cli._directory import new_directory
-from augend._cli._failures import INTERRUPTED_UNSAVED, complain
+from augend._cli._course import Course
+from augend._cli._directory import keep_config, new_directory
+from augend._cli._failures import complain
 from augend._cli._sample import sample
 from augend._cli._trial import try_out
 from augend._config import RunFile, to_toml
-from augend._listeners import json_lines
-from augend._progress import progress
+from augend.errors import ConfigError, ContractError
 
 
 def describe(run: RunFile) -> None:
@@ -28,12 +24,12 @@ def describe(run: RunFile) -> None:
     """
     console = Output()
     rows, training = _ready(run)
-    _say(console, to_toml(run))
+    console.say(to_toml(run))
     _introduce(console, run, rows, training)
 
 
 def train(run: RunFile, name: str, directory: Path | None) -> None:
-    """Train, and leave ``config.toml`` and ``metrics.jsonl`` in the run directory.
+    """Train, and leave ``config.toml``, ``metrics.jsonl`` and ``checkpoints`` in the run directory.
 
     Args:
         run: The run.
@@ -42,36 +38,60 @@ def train(run: RunFile, name: str, directory: Path | None) -> None:
 
     Raises:
         ConfigError: Something in the run file cannot be used.
+        typer.Exit: The run was interrupted.
     """
     console = Output()
     rows, training = _ready(run)
     directory = new_directory(name, directory)
-    (directory / "config.toml").write_text(to_toml(run), encoding="utf-8")
+    keep_config(directory, run)
     _introduce(console, run, rows, training)
+    course = Course(console, directory, lambda _position: None)
+    _conclude(console, course.run(run, rows, training), rows, training)
+    console.say(f"run         {directory}")
+
+
+def go_on(run: RunFile, directory: Path) -> None:
+    """Train on from the newest good checkpoint of a run, or from the beginning where there is none yet.
+
+    Args:
+        run: The run, which may be changed in what a checkpoint does not fix, such as ``steps``; it becomes the run's
+            config when the checkpoint is loaded.
+        directory: The run directory.
+
+    Raises:
+        ConfigError: Something in the run file cannot be used, or does not fit what was saved.
+        CheckpointError: All checkpoints are damaged, or another process trains in this directory.
+        typer.Exit: The run was interrupted.
+    """
+    console = Output()
+    rows, training = _ready(run)
+    _introduce(console, run, rows, training)
+
+    def when_loaded(position: Position | None) -> None:
+        _say_position(console, position)
+        keep_config(directory, run)
+
+    course = Course(console, directory, when_loaded)
     try:
-        with progress(console) as show:
-            history = augend_fit(
-                training.model,
-                training.data,
-                loss=rows.source.loss,
-                optimizer=training.optimizer,
-                steps=training.steps,
-                max_norm=run.step.max_norm,
-                schedule=training.schedule,
-                validation=training.validation,
-                validate_every=run.validate.every_steps,
-                patience=run.validate.patience,
-                metrics=rows.source.metrics,
-                accumulator=training.accumulator,
-                listeners=(json_lines(directory / "metrics.jsonl"), show),
-                empty=run.step.empty,
-                nonfinite=run.step.nonfinite,
-            )
-    except KeyboardInterrupt:
-        complain(f"interrupted: the weights are lost, this version keeps no checkpoints; numbers are in {directory}")
-        raise typer.Exit(INTERRUPTED_UNSAVED) from None
+        history = course.run(run, rows, training)
+    except ContractError as error:
+        if course.begun:
+            raise
+        raise ConfigError(f"{directory}: cannot go on from what was saved: {error}") from error
+    if course.steps == 0:
+        console.say("resumed     no step was left to do; to train on: --set steps=N")
     _conclude(console, history, rows, training)
-    _say(console, f"run         {directory}")
+    console.say(f"run         {directory}")
+
+
+def _say_position(console: Output, position: Position | None) -> None:
+    if position is None:
+        console.say("resumed     at the beginning: nothing was saved yet")
+        return
+    for problem in position.damaged:
+        complain(f"passed over a damaged checkpoint: {problem}")
+    source = "" if position.path is None else f", from {position.path.name}"
+    console.say(f"resumed     {position}{source}")
 
 
 def _ready(run: RunFile) -> tuple[Rows, Training]:
@@ -81,29 +101,25 @@ def _ready(run: RunFile) -> tuple[Rows, Training]:
     return rows, training
 
 
-def _introduce(console: Console, run: RunFile, rows: Rows, training: Training) -> None:
+def _introduce(console: Output, run: RunFile, rows: Rows, training: Training) -> None:
     parameters = sum(parameter.numel() for parameter in training.model.parameters())
     held_out = "none" if rows.held_out is None else f"{len(rows.held_out):,}"
     cut = f"{run.batch_size} rows in micro-batches of {run.microbatch_size}"
-    _say(console, f"model       {run.model.name}, {parameters:,} parameters")
-    _say(console, f"data        {run.data.source}, {training.data.rows_per_epoch:,} rows, {held_out} held out")
-    _say(console, f"training    {training.steps:,} steps of {cut}, {run.optimizer.name}, {run.schedule.name} schedule")
+    console.say(f"model       {run.model.name}, {parameters:,} parameters")
+    console.say(f"data        {run.data.source}, {training.data.rows_per_epoch:,} rows, {held_out} held out")
+    console.say(f"training    {training.steps:,} steps of {cut}, {run.optimizer.name}, {run.schedule.name} schedule")
 
 
-def _conclude(console: Console, history: History, rows: Rows, training: Training) -> None:
-    _say(console, f"finished    {history.stopped}, {sum(step.seconds for step in history.steps):.1f} s of training")
+def _conclude(console: Output, history: History, rows: Rows, training: Training) -> None:
+    console.say(f"finished    {history.stopped}, {sum(step.seconds for step in history.steps):.1f} s of training")
     if history.validations:
         for name, estimate in history.validations[-1].estimates.items():
-            _say(console, f"held out    {name} {estimate}")
+            console.say(f"held out    {name} {estimate}")
     if rows.source.tokenizer is not None and isinstance(training.model, models.Llama):
         prompt, completion = sample(training.model, training.validation or training.data, rows.source.tokenizer)
-        _say(console, f"prompt      {_indented(prompt)}")
-        _say(console, f"completion  {_indented(completion)}")
+        console.say(f"prompt      {_indented(prompt)}")
+        console.say(f"completion  {_indented(completion)}")
 
 
 def _indented(text: str) -> str:
     return text.replace("\n", "\n            ")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,114 @@
+"""The course of a run: fit with the run's checkpoints, and every way to end that is not an error."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shlex import quote
+from typing import final
+
+import typer
+
+from augend import Batches, Checkpoint, History, Position
+from augend import fit as augend_fit
+from augend._cli._build import Rows, Training
+from augend._cli._console import Output
+from augend._cli._directory import CHECKPOINTS, METRICS
+from augend._cli._failures import INTERRUPTED_SAVED, INTERRUPTED_UNSAVED, complain
+from augend._cli._signals import Announced
+from augend._config import RunFile
+from augend._fit import Begin, Event, Step
+from augend._listeners import json_lines
+from augend._progress import progress
+
+
+@final
+class Course:
+    """Trains in a run directory, from its newest good checkpoint or from the beginning.
+
+    Args:
+        console: Where progress is shown.
+        directory: The run directory.
+        when_loaded: Called before the first step with the position that was loaded; None if nothing was saved yet.
+    """
+
+    def __init__(self, console: Output, directory: Path, when_loaded: Callable[[Position | None], None]) -> None:
+        self.begun = False
+        self.steps = 0  # taken by this process
+        self._console = console
+        self._directory = directory
+        self._when_loaded = when_loaded
+        self._signals = Announced()
+
+    def run(self, run: RunFile, rows: Rows, training: Training) -> History:
+        """Train to the end.
+
+        Raises:
+            CheckpointError: All checkpoints are damaged, or another process trains in this directory.
+            ContractError: The run is not the one that was saved.
+            typer.Exit: The run was interrupted.
+        """
+        checkpoint = Checkpoint(
+            self._directory / CHECKPOINTS,
+            keep=run.checkpoint.keep,
+            every_steps=run.checkpoint.every_steps,
+            every_seconds=run.checkpoint.every_seconds,
+        )
+        with self._ended_well(checkpoint, training.data), checkpoint, progress(self._console) as show:
+            return augend_fit(
+                training.model,
+                training.data,
+                loss=rows.source.loss,
+                optimizer=training.optimizer,
+                steps=training.steps,
+                max_norm=run.step.max_norm,
+                schedule=training.schedule,
+                validation=training.validation,
+                validate_every=run.validate.every_steps,
+                patience=run.validate.patience,
+                metrics=rows.source.metrics,
+                accumulator=training.accumulator,
+                listeners=(self._follow, json_lines(self._directory / METRICS), show),
+                empty=run.step.empty,
+                nonfinite=run.step.nonfinite,
+                checkpoint=checkpoint,
+            )
+
+    def _follow(self, event: Event) -> None:
+        if isinstance(event, Begin):
+            self.begun = True
+            self._signals.announce()
+            self._when_loaded(event.position)
+        elif isinstance(event, Step):
+            self.steps += 1
+
+    @contextmanager
+    def _ended_well(self, checkpoint: Checkpoint, data: Batches) -> Iterator[None]:
+        """Turn every kind of interrupt into a line for people and an exit code."""
+        resume = f"augend resume {quote(str(self._directory))}"
+        try:
+            with warnings.catch_warnings(), self._signals:
+                warnings.filterwarnings("ignore", "a checkpoint was passed over: ")  # said by when_loaded
+                yield
+        except SystemExit as stop:
+            if not checkpoint.stop_requested or stop.code != INTERRUPTED_SAVED:
+                raise  # the user's own
+            self._console.say(f"stopped     {_position(data)}; go on with: {resume}")
+            raise typer.Exit(INTERRUPTED_SAVED) from None
+        except KeyboardInterrupt:
+            if self.begun:
+                complain(f"ended at once; the last checkpoint is kept; go on with: {resume}")
+            else:
+                complain(f"interrupted before training began; begin with: {resume}")
+            raise typer.Exit(INTERRUPTED_UNSAVED) from None
+
+
+def _position(data: Batches) -> str:
+    """Say where the data stands, in the words of a ``Position``."""
+    state = data.state_dict()
+    ((rows_done, closed),) = state["ledger"]
+    if closed:
+        return f"step {state['step'] + 1}"
+    return f"step {state['step']}" + (f", {rows_done} rows done" if rows_done else "")

@@ -1,0 +1,57 @@
+"""What a person is told at the first Ctrl-C or SIGTERM, which saves the run, and at the second, which does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from functools import partial
+from types import FrameType, TracebackType
+from typing import Any, Final, final
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@final
+class Announced:
+    """A context that answers signals with a line on standard error, and puts every handler back at its end.
+
+    Lines are written past Python's buffers: a handler may run in the middle of another line.
+    """
+
+    def __enter__(self) -> Announced:
+        self._before: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def announce(self) -> None:
+        """Say from now on what those do who have taken the signals over in the meantime: stop, saved, at the first."""
+        for number, before in self._before.items():
+            handler = signal.getsignal(number)
+            if handler != before:
+                signal.signal(number, partial(self._first, handler))
+
+    def _first(self, handler: Any, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+        if self._before[signal.SIGTERM] == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _second)
+        _write("stopping: this micro-batch is finished and saved; once more ends at once")
+        handler(number, frame)
+
+
+def _second(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
+    _write("ended at once; the last checkpoint is kept")
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+
+
+def _write(message: str) -> None:
+    start = "\n" if sys.stderr is not None and sys.stderr.isatty() else ""  # below a progress bar and the ^C
+    with suppress(OSError):
+        os.write(2, f"{start}augend: {message}\n".encode())
