@@ -20,6 +20,8 @@ from augend._cli._build import build_model, build_rows, build_training
 from augend._cli._trial import try_out
 from augend._config import Setting, read
 
+VERBS = ["fit", "resume", "evaluate", "generate", "check", "inspect", "verify", "export"]
+
 
 def metrics(run: Path) -> list[dict]:
     """Read the numbers of a run."""
@@ -52,7 +54,8 @@ def test_fit_trains_and_leaves_its_numbers(folder, capsys):
     assert re.search(r"^prompt      def .*\n            +\"\"\"\ncompletion  ", output, re.MULTILINE)
     assert output.endswith("run         runs/llama-1\n")
     run = folder / "runs" / "llama-1"
-    assert {"config.toml", "metrics.jsonl"} == {path.name for path in run.iterdir()}
+    assert {"checkpoints", "config.toml", "metrics.jsonl"} == {path.name for path in run.iterdir()}
+    assert ["00000001-step-3"] == [path.name for path in (run / "checkpoints").iterdir() if path.is_dir()]
     assert [0, 1, 1, 2, 2] == [line["step"] for line in metrics(run)]
     assert [False, False, True, False, True] == ["validation" in line for line in metrics(run)]
 
@@ -323,7 +326,7 @@ def test_an_error_without_words_is_named_by_its_type(folder, capsys, monkeypatch
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("augend._cli._train.augend_fit", fail)
+    monkeypatch.setattr("augend._cli._course.augend_fit", fail)
     assert 1 == main(["fit", "linear.toml"])
     assert "augend: failed: MemoryError (at test_cli.py:" in capsys.readouterr().err
 
@@ -336,17 +339,16 @@ def test_traceback_shows_what_is_behind_a_refusal(folder, capsys):
     assert message.splitlines()[-1].startswith("augend: ")
 
 
-def test_an_interrupt_says_that_nothing_was_saved(folder, capsys, monkeypatch):
-    """Ctrl-C while training ends with 130 and says honestly what is lost and where the numbers are."""
+def test_an_interrupt_before_there_is_something_to_save(folder, capsys, monkeypatch):
+    """Ctrl-C before training begins ends with 130; where the run has its directory, how to begin it is said."""
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("augend._cli._train.augend_fit", interrupted)
+    monkeypatch.setattr("augend._cli._course.augend_fit", interrupted)
     assert 130 == main(["fit", "linear.toml"])
     message = capsys.readouterr().err
-    assert "the weights are lost" in message
-    assert "runs/linear-1" in message
+    assert "augend: interrupted before training began; begin with: augend resume runs/linear-1\n" == message
     monkeypatch.setattr("augend._cli._compare.check_cuts", interrupted)
     assert 130 == main(["check", "linear.toml"])
     assert "augend: interrupted\n" == capsys.readouterr().err
@@ -359,16 +361,21 @@ def test_the_version_is_printed(capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["fit", "--help"], ["check", "--help"], ["--version"], ["fit", "no"]]
+    "commands",
+    [
+        [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)],
+        [["fit", "no"], ["fit"], ["resume", "no"], ["resume", "."], ["export", "."], ["export", ".", "--to", "zip"]],
+    ],
+    ids=["help", "refusals"],
 )
-def test_help_and_refusals_do_not_wait_for_torch(arguments):
-    """--help, --version and a run file that cannot be read are answered without importing torch or numpy."""
+def test_help_and_refusals_do_not_wait_for_torch(tmp_path, commands):
+    """--help of every verb, --version and what cannot be read at all are answered without importing torch or numpy."""
     code = (
         "import sys\nfrom augend.__main__ import main\n"
-        f"main({arguments!r})\n"
+        f"for arguments in {commands!r}:\n    main(arguments)\n"
         "print([name for name in ('torch', 'numpy') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "[]" == done.stdout.splitlines()[-1]
 
 

@@ -9,8 +9,14 @@ from typer.exceptions import TyperException
 
 from augend import __version__
 from augend._cli._check import check
+from augend._cli._evaluate import evaluate
+from augend._cli._export import export
 from augend._cli._failures import WRONG_USAGE, complain
 from augend._cli._fit import fit
+from augend._cli._generate import generate
+from augend._cli._inspect import inspect
+from augend._cli._resume import resume
+from augend._cli._verify import verify
 
 app = typer.Typer(
     name="augend",
@@ -19,7 +25,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(short_help="Train as a run file says.")(fit)
+app.command(short_help="Go on with a run that was interrupted.")(resume)
+app.command(short_help="Measure a trained model on the held-out rows.")(evaluate)
+app.command(short_help="Continue a prompt with a trained language model.")(generate)
 app.command(short_help="Measure what cutting the first batch does.")(check)
+app.command(short_help="Show where a checkpoint stands and what it holds.")(inspect)
+app.command(short_help="Check every byte of a run's checkpoints.")(verify)
+app.command(short_help="Write a trained model for other programs.")(export)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What follows ``augend`` on the command line; that of the process if None.
 
     Returns:
-        0 done; 1 failed; 2 wrong usage or configuration; 130 interrupted; 141 nobody reads the output any more. 3
-        is kept for an interrupted run that was saved.
+        0 done; 1 failed; 2 wrong usage or configuration; 3 interrupted and saved; 130 interrupted at once; 141 nobody
+        reads the output any more.
     """
     try:
         code = app(arguments, prog_name="augend", standalone_mode=False)
