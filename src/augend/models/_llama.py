@@ -259,11 +259,12 @@ class _SwiGLU(nn.Module):
 def rotary(length: int, head_width: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of position · theta^(−2i/head_width), each ``[length, head_width]``, in ``like``'s dtype.
 
+    The frequencies are rounded as ``transformers`` rounds them, so that its logits are the same to the bit.
     Made anew in each forward, which costs little: a buffer would be rounded where the model is cast to 16 bits, and
     lost where it is built on the meta device.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
-    frequencies = theta ** (-torch.arange(0, head_width, 2, dtype=dtype, device=like.device) / head_width)
+    frequencies = 1 / theta ** (torch.arange(0, head_width, 2, dtype=dtype, device=like.device) / head_width)
     angles = torch.outer(torch.arange(length, dtype=dtype, device=like.device), frequencies).repeat(1, 2)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
