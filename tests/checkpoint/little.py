@@ -68,7 +68,7 @@ def three_saves(directory: Path, **options: Any) -> list[str]:
     """Save three times, each in another place of a batch; return the digest that each had."""
     little = Little(directory, keep=3, **options)
     digests = []
-    for microbatches in (2, 2, 1):
+    for microbatches in (4, 2, 1):
         little.train(microbatches)
         little.run.save()
         digests.append(little.digest())
