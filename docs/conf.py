@@ -22,7 +22,7 @@ nitpicky = True
 add_module_names = False
 nitpick_ignore_regex = [
     # The inventories of other projects are not fetched: a build must not need the network.
-    ("py:.*", r"(torch|nn|numpy|np|npt|collections|datasets|decimal|fractions|msgspec|pathlib|types|typing)\..*"),
+    ("py:.*", r"(torch|nn|numpy|np|npt|collections|datasets|decimal|fractions|msgspec|os|pathlib|types|typing)\..*"),
     # Types that public signatures mention and nobody needs to name. Public ones are found by their canonical names.
     ("py:.*", r"augend\.(\w+\.)*_\w+(\.\w+)*"),
     ("py:.*", r"augend\._accumulator\.M|DeviceMesh"),
