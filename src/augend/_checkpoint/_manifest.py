@@ -102,7 +102,9 @@ def from_bytes(text: bytes) -> Manifest:
         raise CheckpointError(f"{FILE} cannot be read: {error!r:.200}") from error
     if not whole:
         raise CheckpointError(f"{FILE} is not as it was written: its checksum {checksum!r:.80} is not that of its text")
-    if plain.get("format") == _FORMAT and plain.get("version") != VERSION:
+    if plain.get("format") != _FORMAT:
+        raise CheckpointError(f"{FILE} does not describe a checkpoint: its format is {plain.get('format')!r:.80}")
+    if plain.get("version") != VERSION:
         raise ContractError(
             f"{FILE} has version {plain.get('version')!r:.80}, and this augend reads version {VERSION}: use the augend "
             f"that wrote it, {plain.get('augend')!r:.80}"

@@ -19,7 +19,7 @@ import torch
 
 from augend._checkpoint._manifest import FILE, STATE_FILE, FileRecord, Manifest, PartRecord, Whole, from_bytes
 from augend._checkpoint._tree import DTYPES
-from augend.errors import CheckpointError
+from augend.errors import CheckpointError, ContractError
 
 _MANIFEST_BYTES: Final = 1 << 30  # more than any manifest needs: about 200 bytes a tensor
 _HEADER_BYTES: Final = 100_000_000  # the limit of the safetensors format itself
@@ -120,8 +120,8 @@ def _named(path: Path) -> Iterator[None]:
     """Put the checkpoint's own path in front of what is wrong with it."""
     try:
         yield
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    except (CheckpointError, ContractError) as error:
+        raise type(error)(f"{path}: {error}") from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
 
