@@ -100,8 +100,8 @@ class Job:
             self.model,
             data,
             loss=loss,
-            optimizer=torch.optim.Adam(self.model.parameters(), lr=0.05),
             **{
+                "optimizer": torch.optim.Adam(self.model.parameters(), lr=0.05),
                 "steps": STEPS,
                 "max_norm": 1.0,
                 "schedule": lambda update: 0.1 / (update + 1),
@@ -478,3 +478,26 @@ def test_a_checkpoint_of_another_run_is_refused_before_anything_is_told(tmp_path
             listeners=(json_lines(job.metrics), heard.append),
         )
     assert ([], before, lines) == (heard, model.weight.tolist(), job.metrics.read_bytes())
+
+
+@pytest.mark.parametrize("place", [0, 2, 4, 10])
+def test_called_again_after_an_interruption(folders, place):
+    """In one process, with the same objects and with the exception still at hand, the next call goes on: same bits."""
+    job = Job(next(folders))
+    expected = job.alone()
+    job.model = network()
+    optimizer = torch.optim.Adam(job.model.parameters(), lr=0.05)
+    data = augend.Batches(rows(0), batch_size=8, microbatch_size=3)
+    calls = iter(range(10**6))
+
+    def loss(model: nn.Module, microbatch) -> augend.Tally:
+        if next(calls) == place:
+            checkpoint.request_stop()
+        return mse(model, microbatch)
+
+    with augend.Checkpoint(job.directory / "checkpoints", background=False) as checkpoint:
+        with pytest.raises(SystemExit) as caught:
+            job.fit(data, loss, optimizer=optimizer, checkpoint=checkpoint)
+        history = job.fit(data, loss, optimizer=optimizer, checkpoint=checkpoint)
+    assert 3 == caught.value.code
+    assert expected == outcome(job.model, history)

@@ -158,6 +158,8 @@ def test_signals_are_given_back(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     job = Job(tmp_path / "closed")
     job.run.load_latest()
+    assert before == signal.getsignal(signal.SIGTERM)  # a loop that does not ask whether to save keeps its Ctrl-C
+    job.run.save_if_due()
     assert before != signal.getsignal(signal.SIGTERM)
     job.run.close()
     assert before == signal.getsignal(signal.SIGTERM)
@@ -165,7 +167,7 @@ def test_signals_are_given_back(tmp_path):
         job.run.save_if_due()
         assert before != signal.getsignal(signal.SIGTERM)
     assert before == signal.getsignal(signal.SIGTERM)
-    job.run.load_latest()
+    job.run.save_if_due()
     with job.run.attached():
         pass
     assert before != signal.getsignal(signal.SIGTERM)

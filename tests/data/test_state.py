@@ -289,3 +289,15 @@ def test_prepare_load_stays_where_the_data_is():
     assert start["step"] == data.state_dict()["step"]
     with pytest.raises(ContractError, match="version"):
         data.prepare_load({**start, "version": 9})
+
+
+def test_unregister_gives_the_ordinal_to_the_next():
+    """An accumulator that is forgotten waits for nothing any more, and the next new one has its ordinal."""
+    data = batches()
+    first, second, third = Owner(), Owner(), Owner()
+    assert [0, 1] == [data.register(first), data.register(second)]
+    train(data, [first], stop=1)
+    data.unregister(first)
+    data.unregister(Owner())
+    assert [0, 1] == [data.register(third), data.register(second)]
+    assert [[0, False], [0, False]] == data.state_dict()["ledger"]

@@ -226,7 +226,6 @@ class Checkpoint:
         """
         self._enter()
         self._stop.requested = False
-        self._stop.listen()
         self.wait()
         sweep(self._files, self.directory)
         if not names_in(self.directory):

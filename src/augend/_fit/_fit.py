@@ -102,7 +102,7 @@ def fit(
     every = data.steps_per_epoch if validate_every is None else validate_every
     told = Told(listeners)
     with (
-        _accumulating(model, accumulator) as grads,
+        _accumulating(model, data, accumulator) as grads,
         _kept(checkpoint, told, limit, model=model, optimizer=optimizer, grads=grads, data=data) as keeper,
     ):
         stopped = Training(
@@ -122,7 +122,7 @@ def fit(
 
 
 @contextmanager
-def _accumulating(model: nn.Module, given: Accumulator | None) -> Iterator[Accumulator]:
+def _accumulating(model: nn.Module, data: Batches, given: Accumulator | None) -> Iterator[Accumulator]:
     """Lend the given accumulator, or one of our own; what an exception leaves in ours is offered again later."""
     if given is not None:
         yield given
@@ -132,6 +132,7 @@ def _accumulating(model: nn.Module, given: Accumulator | None) -> Iterator[Accum
         yield own
     finally:
         own.reset()
+        data.unregister(own)
 
 
 @contextmanager
@@ -143,6 +144,7 @@ def _kept(checkpoint: Checkpoint | None, told: Told, limit: int, **parts: object
         return
     with checkpoint.attached(**parts, history=told):
         position = checkpoint.load_latest()
+        checkpoint.save_if_due()  # from here on a signal is a request to stop
         earlier = told.history("so far")
         told(Begin(steps=limit, history=earlier, restarts=checkpoint.restarts, position=position))
         yield checkpoint

@@ -133,6 +133,15 @@ class Batches:
         """
         return self._position.enrol(owner)
 
+    def unregister(self, owner: object) -> None:
+        """Forget an accumulator that will not come back, with what it had pending; one that is unknown is no error.
+
+        Its ordinal goes to the next new one, which therefore draws as it did.
+
+        Not collective, but every rank must forget its accumulators in one order.
+        """
+        self._position.leave(owner)
+
     def fresh(self, *, epochs: int | None = 1, shuffle: bool = False) -> Batches:
         """Return an independent pass over all of the same rows: from step 0, with nothing shared but the rows."""
         plan = self._plan

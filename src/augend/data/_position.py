@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -26,6 +26,10 @@ class Progress:
     replay: bool = False
 
 
+def _nobody() -> None:
+    """Stand in for the reference to an owner that is gone."""
+
+
 @final
 class Position:
     """A step and its ledger: one `Progress` for each accumulator, by the order in which they enrolled.
@@ -39,7 +43,7 @@ class Position:
     def __init__(self) -> None:
         self.step = 0
         self.ledger: list[Progress] = []
-        self.owners: list[weakref.ref[object]] = []
+        self.owners: list[Callable[[], object | None]] = []
         self.place: object | None = None  # what the batch at hand is told by; None if none was handed out
 
     def enrol(self, owner: object) -> int:
@@ -57,6 +61,10 @@ class Position:
         if len(self.ledger) < len(self.owners):
             self.ledger.append(Progress())
         return len(self.owners) - 1
+
+    def leave(self, owner: object) -> None:
+        """Treat an owner as one that is gone."""
+        self.owners = [_nobody if one() is owner else one for one in self.owners]
 
     def hand_out(self) -> object:
         """Return the mark of a new batch for this step; earlier ones are over."""
