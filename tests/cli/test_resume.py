@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import torch
 import augend
 from augend._cli import main
 from augend._cli._directory import keep_config
+from augend._cli._signals import _second
 from augend._config import Setting, read
 
 MOMENTS = [
@@ -58,12 +61,12 @@ def check_equal(expected: Path, actual: Path) -> None:
     assert (first.digest, first.step, first.updates) == (second.digest, second.step, second.updates)
 
 
-@pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 @pytest.mark.parametrize(("moment", "position"), MOMENTS)
-def test_a_signal_at_any_moment_is_a_pause(whole, capsys, moment, position, signal):
+def test_a_signal_at_any_moment_is_a_pause(whole, capsys, moment, position, name):
     """SIGTERM and Ctrl-C at any moment of training end with 3, and the resumed run has the bits of one without."""
     capsys.readouterr()
-    order(f"{moment} {signal}")
+    order(f"{moment} {name}")
     assert 3 == main(["fit", "stopped.toml"])
     output, message = capsys.readouterr()
     assert f"stopped     {position}; go on with: augend resume runs/stopped-1" == output.splitlines()[-1]
@@ -103,6 +106,46 @@ def test_the_first_signal_says_what_it_does(folder, capfd):
     assert 3 == main(["fit", "stopped.toml"])
     message = capfd.readouterr().err
     assert "augend: stopping: this micro-batch is finished and saved; once more ends at once\n" == message
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Put signal handlers back that a test sets."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_an_ignored_signal_stays_ignored(whole, handlers):
+    """Under nohup and in the background of a shell, where Ctrl-C is ignored, the run goes on to its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    order("loss 4 SIGINT")
+    assert 0 == main(["fit", "stopped.toml"])
+    assert signal.SIG_IGN == signal.getsignal(signal.SIGINT)
+    check_equal(whole, Path("runs/stopped-1"))
+
+
+def test_a_handler_of_the_user_s_own_is_given_back(folder, handlers):
+    """Whoever had SIGTERM before has it again after the first one, which is ours, and at the end."""
+    heard = []
+
+    def hear(number: int, frame: object) -> None:
+        heard.append(number)
+
+    signal.signal(signal.SIGTERM, hear)
+    order("loss 4 SIGTERM SIGTERM")
+    assert 3 == main(["fit", "stopped.toml"])
+    assert ([signal.SIGTERM], hear) == (heard, signal.getsignal(signal.SIGTERM))
+
+
+def test_the_second_sigterm_is_said_and_raised_again(monkeypatch, capfd, handlers):
+    """What a second SIGTERM does: one line, the default handler, and the signal once more."""
+    raised = []
+    monkeypatch.setattr("augend._cli._signals.signal.raise_signal", raised.append)
+    _second(signal.SIGTERM, None)
+    assert ([signal.SIGTERM], signal.SIG_DFL) == (raised, signal.getsignal(signal.SIGTERM))
+    assert "augend: ended at once; the last checkpoint is kept\n" == capfd.readouterr().err
 
 
 def test_a_second_interrupt_ends_at_once(whole, capsys):
@@ -169,6 +212,15 @@ def test_more_steps_go_on_and_are_kept(whole, capsys):
     capsys.readouterr()
     assert 0 == main(["resume", "whole"])
     assert "no step was left to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("setting", ["steps=5", "epochs=1"])
+def test_fewer_steps_than_are_done_are_refused(whole, capsys, setting):
+    """A run cannot be made shorter than it is: refused with the number of steps done, and the config stays."""
+    config = (whole / "config.toml").read_bytes()
+    assert 2 == main(["resume", "whole", "--set", setting])
+    assert re.match(r"augend: steps = [53]: 6 are done already; set it to that or more\n", capsys.readouterr().err)
+    assert config == (whole / "config.toml").read_bytes()
 
 
 def test_another_cut_goes_on(folder, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import final
@@ -19,7 +19,7 @@ from augend._cli._directory import CHECKPOINTS, METRICS
 from augend._cli._failures import INTERRUPTED_SAVED, INTERRUPTED_UNSAVED, complain
 from augend._cli._signals import Announced
 from augend._config import RunFile
-from augend._fit import Begin, Event, Step
+from augend._fit import Begin, Event, Listener, Step
 from augend._listeners import json_lines
 from augend._progress import progress
 
@@ -34,6 +34,8 @@ class Course:
         when_loaded: Called before the first step with the position that was loaded; None if nothing was saved yet.
     """
 
+    _show: Listener  # there from Begin on: a refusal before it needs no bar
+
     def __init__(self, console: Output, directory: Path, when_loaded: Callable[[Position | None], None]) -> None:
         self.begun = False
         self.steps = 0  # taken by this process
@@ -41,6 +43,7 @@ class Course:
         self._directory = directory
         self._when_loaded = when_loaded
         self._signals = Announced()
+        self._shown = ExitStack()
 
     def run(self, run: RunFile, rows: Rows, training: Training) -> History:
         """Train to the end.
@@ -56,7 +59,7 @@ class Course:
             every_steps=run.checkpoint.every_steps,
             every_seconds=run.checkpoint.every_seconds,
         )
-        with self._ended_well(checkpoint, training.data), checkpoint, progress(self._console) as show:
+        with self._ended_well(checkpoint, training.data), checkpoint, self._shown:
             return augend_fit(
                 training.model,
                 training.data,
@@ -70,7 +73,7 @@ class Course:
                 patience=run.validate.patience,
                 metrics=rows.source.metrics,
                 accumulator=training.accumulator,
-                listeners=(self._follow, json_lines(self._directory / METRICS), show),
+                listeners=(json_lines(self._directory / METRICS), self._follow),
                 empty=run.step.empty,
                 nonfinite=run.step.nonfinite,
                 checkpoint=checkpoint,
@@ -81,8 +84,10 @@ class Course:
             self.begun = True
             self._signals.announce()
             self._when_loaded(event.position)
+            self._show = self._shown.enter_context(progress(self._console))
         elif isinstance(event, Step):
             self.steps += 1
+        self._show(event)
 
     @contextmanager
     def _ended_well(self, checkpoint: Checkpoint, data: Batches) -> Iterator[None]:

@@ -17,11 +17,13 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 class Announced:
     """A context that answers signals with a line on standard error, and puts every handler back at its end.
 
+    A handler that is not Python's own, which Python can neither name nor put back, is left alone.
     Lines are written past Python's buffers: a handler may run in the middle of another line.
     """
 
     def __enter__(self) -> Announced:
-        self._before: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
+        handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._before = {number: handler for number, handler in handlers.items() if handler is not None}
         return self
 
     def __exit__(
@@ -38,9 +40,8 @@ class Announced:
                 signal.signal(number, partial(self._first, handler))
 
     def _first(self, handler: Any, number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, self._before[signal.SIGINT])
-        if self._before[signal.SIGTERM] == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _second)
+        for each, before in self._before.items():
+            signal.signal(each, _second if before == signal.SIG_DFL else before)
         _write("stopping: this micro-batch is finished and saved; once more ends at once")
         handler(number, frame)
 

@@ -12,7 +12,7 @@ from augend._cli._directory import keep_config, new_directory
 from augend._cli._failures import complain
 from augend._cli._sample import sample
 from augend._cli._trial import try_out
-from augend._config import RunFile, to_toml
+from augend._config import RunFile, refuse, to_toml
 from augend.errors import ConfigError, ContractError
 
 
@@ -69,6 +69,9 @@ def go_on(run: RunFile, directory: Path) -> None:
 
     def when_loaded(position: Position | None) -> None:
         _say_position(console, position)
+        if position is not None and position.step > training.steps:
+            done = f"{position.step} are done already; set it to that or more"
+            raise refuse("steps", training.steps, done)
         keep_config(directory, run)
 
     course = Course(console, directory, when_loaded)
