@@ -1,0 +1,117 @@
+"""Tensors go to safetensors files and back, every bit, through our file system alone."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from disk import Counting, Faulty, Short, Unsynced, open_handles
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+import reference
+from augend._checkpoint._files import LocalFiles
+from augend._checkpoint._manifest import record_of
+from augend._checkpoint._storage import _Through, read_part, write_part
+from augend._checkpoint._tree import DTYPES
+
+FILE = "shard-00001-model-00001-of-00001.safetensors"
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    """Draw contiguous tensors of every dtype, with any bits, of 0 to 3 dims."""
+    dtype = draw(st.sampled_from([*DTYPES.values()]))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    size = math.prod(shape) * dtype.itemsize
+    content = draw(st.binary(min_size=size, max_size=size))
+    if dtype == torch.bool:
+        content = bytes(byte % 2 for byte in content)
+    tensor = torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape) if content else tensor
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter("__metadata__".__ne__)
+
+
+def zeros(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors like them with nothing in them."""
+    return {name: torch.zeros_like(tensor) for name, tensor in parts.items()}
+
+
+@given(st.dictionaries(names, tensors(), min_size=1, max_size=5))
+def test_every_tensor_comes_back_to_the_bit(parts: dict[str, torch.Tensor]) -> None:
+    """Any dtype, shape and name: the planner and reader of torch give it back, and so does safetensors alone."""
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place) / "part"
+        records = write_part(Unsynced(), directory, parts)
+        assert [FILE] == [path.name for path in directory.iterdir()]
+        assert {FILE: record_of((directory / FILE).read_bytes())} == records
+        back = zeros(parts)
+        read_part(directory, back)
+        assert reference.digest(parts) == reference.digest(back)
+        alone = load_file(directory / FILE)
+        assert reference.digest(parts) == reference.digest({name: alone[name] for name in parts})
+
+
+def test_some_tensors_can_be_read_without_the_others(tmp_path: Path) -> None:
+    """Only what is asked for is read."""
+    parts = {"a": torch.arange(3.0), "b": torch.arange(4)}
+    write_part(LocalFiles(), tmp_path / "part", parts)
+    back = {"b": torch.zeros(4, dtype=torch.int64)}
+    read_part(tmp_path / "part", back)
+    assert torch.equal(parts["b"], back["b"])
+
+
+def test_a_disk_that_takes_little_at_once_gets_all(tmp_path: Path) -> None:
+    """Size and hash are of what lies there, and the tensors are whole."""
+    parts = {"a": torch.arange(300.0), "b": torch.arange(4)}
+    records = write_part(Short(7), tmp_path / "part", parts)
+    assert {FILE: record_of((tmp_path / "part" / FILE).read_bytes())} == records
+    back = zeros(parts)
+    read_part(tmp_path / "part", back)
+    assert reference.digest(parts) == reference.digest(back)
+
+
+def test_everything_goes_through_the_given_file_system(tmp_path: Path) -> None:
+    """One directory, one file, synced once, closed once: torch writes nothing by itself."""
+    files = Counting()
+    write_part(files, tmp_path / "part", {"a": torch.ones(2)})
+    expected = {"make_directory": 1, "create": 1, "fsync": 1, "close": 1}
+    assert expected == {kind: count for kind, count in files.calls.items() if kind != "write"}
+    assert files.calls["write"] >= 1
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    """The directory must be new."""
+    (tmp_path / "part").mkdir()
+    with pytest.raises(FileExistsError):
+        write_part(LocalFiles(), tmp_path / "part", {"a": torch.ones(2)})
+
+
+@pytest.mark.parametrize("kind", ["make_directory", "create", "write", "fsync", "close"])
+def test_a_fault_is_an_oserror_and_leaves_no_handle(tmp_path: Path, kind: str) -> None:
+    """Whatever call fails, and whatever torch makes of it on the way."""
+    handles = open_handles()
+    with pytest.raises(OSError, match="No space left"):
+        write_part(Faulty(kind, 0), tmp_path / "part", {"a": torch.ones(2)})
+    assert handles == open_handles()
+
+
+def test_a_stream_knows_what_it_has_taken(tmp_path: Path) -> None:
+    """tell() counts bytes; a second close does nothing, and the handle is given back once."""
+    files = Counting()
+    through = _Through(files)
+    with through.create_stream(tmp_path / "x", "wb") as stream:
+        assert 0 == stream.tell()
+        assert 16 == stream.write(torch.ones(2, dtype=torch.float64).numpy())
+        assert 16 == stream.tell()
+        stream.close()
+        stream.close()
+    assert Counter(create=1, write=1, fsync=1, close=1) == files.calls
+    assert 16 == through.records["x"].bytes
