@@ -130,14 +130,6 @@ def resumed(step: int, rows_done: int = 0) -> Begin:
     return Begin(steps=20, position=Position(epoch=step // 4, step=step, rows_done=rows_done), restarts=1)
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_where_it_goes_on_is_said_once(clock, terminal):
-    """A resumed run says its position, rows of the open batch included; a run that begins says nothing."""
-    text = shown([resumed(12, 6), step(12), step(13), END], clock, terminal=terminal)
-    assert 1 == text.count("going on at step 12, 6 rows done")
-    assert "going on" not in shown([Begin(steps=20), step(0), END], clock, terminal=terminal)
-
-
 def test_the_bar_of_a_resumed_run_begins_where_it_was(clock):
     """Before the first step the bar stands at the steps that are done."""
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown([resumed(12), END], clock, terminal=True))

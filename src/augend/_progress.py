@@ -11,7 +11,6 @@ from typing import final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from augend import Position
 from augend._fit import Begin, Event, Listener, Step, Validation
 
 _WHOLE_RATE = 100  # rows a second, from where on decimals say nothing
@@ -81,8 +80,6 @@ class _Lines:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Begin):
             self._steps, self._pace = event.steps, _pace(event)
-            if event.position is not None:
-                _print(self._console, _begin_line(event.position))
         elif isinstance(event, Step):
             self._pace.add(event)
             done = event.step + 1
@@ -110,7 +107,6 @@ class _Bar:
             if event.position is not None:
                 done = event.position.step
                 self._bar.update(self._task, completed=done, description=f"step {done}/{self._steps}")
-                _print(self._bar.console, _begin_line(event.position))
         elif isinstance(event, Step):
             self._pace.add(event)
             done = event.step + 1
@@ -122,10 +118,6 @@ class _Bar:
 
 def _pace(begin: Begin) -> _Pace:
     return _Pace(0 if begin.position is None else begin.position.rows_done)
-
-
-def _begin_line(position: Position) -> str:
-    return f"going on at {position}"
 
 
 def _print(console: Console, text: str) -> None:
