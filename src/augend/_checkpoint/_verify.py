@@ -205,6 +205,8 @@ def _exactly_once(shape: list[int], boxes: list[Box]) -> bool:
     inside = all(
         len(box) == len(shape) and all(end <= size for (_, end), size in zip(box, shape, strict=True)) for box in boxes
     )
+    if not (boxes and inside and _possible(shape)):
+        return False
     elements = sum(math.prod(end - begin for begin, end in box) for box in boxes)
     filled = sorted(box for box in boxes if math.prod(end - begin for begin, end in box))
     apart = all(
@@ -212,7 +214,7 @@ def _exactly_once(shape: list[int], boxes: list[Box]) -> bool:
         for index, one in enumerate(filled)
         for other in filled[index + 1 :]
     )
-    return bool(boxes) and inside and apart and elements == math.prod(shape) and _possible(shape)
+    return apart and elements == math.prod(shape)
 
 
 def _possible(shape: list[int]) -> bool:
