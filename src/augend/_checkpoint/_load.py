@@ -18,7 +18,7 @@ from augend._checkpoint._random import prepare_random
 from augend._checkpoint._storage import read_part
 from augend._checkpoint._tree import DTYPES, join
 from augend._checkpoint._verify import plain_file
-from augend.errors import CheckpointError, ContractError
+from augend.errors import AugendError, CheckpointError, ContractError
 
 
 def load_parts(path: Path, manifest: Manifest, parts: Sequence[Part]) -> None:
@@ -28,8 +28,8 @@ def load_parts(path: Path, manifest: Manifest, parts: Sequence[Part]) -> None:
         ContractError, StateError: A state does not fit its live object; names what.
         CheckpointError: A state cannot be read.
     """
-    state = _read_state(path)
-    commit_all(_prepared(path, manifest, parts, state["parts"]))
+    plains, _ = _read_state(path, manifest)
+    commit_all(_prepared(path, manifest, parts, plains))
 
 
 def load_all(path: Path, manifest: Manifest, parts: Sequence[Part]) -> None:
@@ -46,9 +46,9 @@ def load_all(path: Path, manifest: Manifest, parts: Sequence[Part]) -> None:
             f"{path} has a part {name!r} that is not loaded; give it to Checkpoint(..., {name}=...), or choose the "
             "parts to load with load(path, only=...)"
         )
-    state = _read_state(path)
-    prepared = _prepared(path, manifest, parts, state["parts"])
-    restore_random = prepare_random(state["random"][0])
+    plains, random = _read_state(path, manifest)
+    prepared = _prepared(path, manifest, parts, plains)
+    restore_random = prepare_random(random[0])
     commit_all(prepared)
     restore_random()
 
@@ -96,13 +96,16 @@ def read_tensors(path: Path, manifest: Manifest, part: str, keys: Collection[str
     return targets
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def _read_state(path: Path, manifest: Manifest) -> tuple[dict[str, Any], list[Any]]:
+    """Return the states of all parts, and the random states."""
     with plain_file(path / STATE_FILE) as file:
         try:
-            state: dict[str, Any] = json.load(file)
+            match json.load(file):
+                case {"parts": dict(parts), "random": [_, *_] as random} if parts.keys() == manifest.parts.keys():
+                    return parts, random
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{path / STATE_FILE} cannot be read: {error!r:.200}") from error
-    return state
+    raise CheckpointError(f"{path / STATE_FILE} has not the states of the parts {', '.join(manifest.parts)}")
 
 
 def _prepared(
@@ -115,9 +118,11 @@ def _prepared(
             raise ContractError(
                 f"{part.name} was saved as a {saved}, and is a {part.kind} ({type(part.owner).__name__})"
             )
-        tree = join(plains[part.name], read_tensors(path, manifest, part.name))
+        tensors = read_tensors(path, manifest, part.name)
         try:
-            prepared.append((part, part.prepare(tree)))
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            prepared.append((part, part.prepare(join(plains[part.name], tensors))))
+        except AugendError:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise CheckpointError(f"{path}: the state of {part.name} is not one: {error!r:.200}") from error
     return prepared

@@ -45,7 +45,7 @@ def prepare_random(saved: dict[str, Any]) -> Callable[[], None]:
         name, key, *rest = saved["numpy"]
         legacy = (name, np.array(key, dtype=np.uint32), *rest)
         np.random.RandomState().set_state(legacy)  # a trial, for its errors
-    except (KeyError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+    except (LookupError, ValueError, TypeError, RuntimeError, ArithmeticError) as error:
         raise ContractError(f"the saved random state is not one: {error!r}") from error
 
     def commit() -> None:

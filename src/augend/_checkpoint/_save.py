@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -141,6 +142,11 @@ def _write(files: Files, begun: Path, snapshot: Snapshot) -> None:
     files.fsync_directory(begun)
 
 
+@functools.cache
+def _own_version() -> str:
+    return version("augend")  # reads and parses a file
+
+
 def _manifest(snapshot: Snapshot, records: Mapping[str, FileRecord]) -> Manifest:
     parts = {}
     for name, (kind, parameters) in snapshot.kinds.items():
@@ -156,7 +162,7 @@ def _manifest(snapshot: Snapshot, records: Mapping[str, FileRecord]) -> Manifest
         updates=snapshot.updates,
         world=1,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        augend=version("augend"),
+        augend=_own_version(),
         torch=str(torch.__version__),
         parts=parts,
         files=dict(records),
