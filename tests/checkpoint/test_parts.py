@@ -17,7 +17,9 @@ from safetensors.torch import load_file
 
 import augend
 import reference
-from augend.errors import CheckpointError, ContractError, StateError
+from augend._checkpoint import _save
+from augend._checkpoint._random import capture_random
+from augend.errors import CheckpointError, ContractError, PlacementError, StateError
 
 NARROW = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -501,3 +503,111 @@ def test_a_state_of_another_sort_is_a_checkpoint_error(tmp_path):
     run.close()
     with pytest.raises((CheckpointError, ContractError), match="optimizer"):
         augend.Checkpoint(tmp_path, model=model, optimizer=optimizer).load(path)
+
+
+def test_state_of_an_unknown_parameter_is_refused(tmp_path):
+    """A state for a parameter that the live optimizer has not would be lost silently: refused by name."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run = augend.Checkpoint(tmp_path, model=model, optimizer=optimizer, background=False)
+    whole = run._parts["optimizer"].capture()
+    run._parts["optimizer"].capture = lambda: {**whole, "state": {"gone": {"momentum_buffer": torch.ones(1)}}}
+    path = run.save()
+    run.close()
+    with pytest.raises(ContractError, match="optimizer: the checkpoint has state of 'gone', which this optimizer has"):
+        augend.Checkpoint(tmp_path, model=model, optimizer=optimizer).load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda masters: {}, "only one side has a master of 'weight'"),
+        (lambda masters: {"weight": masters["weight"].double()}, r"'weight' was saved as torch.float64 of \[2, 2\]"),
+        (lambda masters: {"weight": masters["weight"][:1]}, r"as torch.float32 of \[1, 2\], and is \[2, 2\]"),
+    ],
+)
+def test_masters_that_do_not_fit_are_refused(tmp_path, change, message):
+    """A missing master, and one of another dtype or shape, are refused by name."""
+    model = torch.nn.Linear(2, 2, bias=False, dtype=torch.bfloat16)
+    optimizer = augend.optim.MasterWeights(model.parameters(), torch.optim.AdamW)
+    run = augend.Checkpoint(tmp_path, model=model, optimizer=optimizer, background=False)
+    whole = run._parts["optimizer"].capture()
+    run._parts["optimizer"].capture = lambda: {**whole, "masters": change(whole["masters"])}
+    path = run.save()
+    run.close()
+    before = optimizer_state(optimizer)
+    with pytest.raises(ContractError, match=message):
+        augend.Checkpoint(tmp_path, model=model, optimizer=optimizer).load(path)
+    assert before == optimizer_state(optimizer)
+
+
+def test_slots_that_are_no_tensors_come_back(tmp_path):
+    """Some optimizers keep plain numbers and None in their state."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.state[model.weight] = {"seen": 3, "buffer": None, "history": [torch.ones(2)]}
+    run = augend.Checkpoint(tmp_path, model=model, optimizer=optimizer, background=False)
+    path = run.save()
+    optimizer.state.clear()
+    run.load(path)
+    run.close()
+    slots = optimizer.state[model.weight]
+    assert (3, None, [1.0, 1.0]) == (slots["seen"], slots["buffer"], slots["history"][0].tolist())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_generators_of_accelerators_are_saved(tmp_path, monkeypatch, count):
+    """Their states come back where as many accelerators are there; with another number they are left alone."""
+
+    class Module:
+        def __init__(self, devices: int) -> None:
+            self.states = [torch.full((4,), index + 1, dtype=torch.uint8) for index in range(devices)]
+
+        def get_rng_state(self, index):
+            return self.states[index]
+
+        def set_rng_state(self, state, index):
+            self.states[index] = state
+
+    def machine(devices: int) -> Module:
+        module = Module(devices)
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: devices)
+        monkeypatch.setattr(torch, "get_device_module", lambda: module)
+        return module
+
+    machine(2)
+    run = augend.Checkpoint(tmp_path, model=torch.nn.Linear(1, 1), background=False)
+    path = run.save()
+    here = machine(count)
+    here.states = [state + 10 for state in here.states]
+    run.load(path)
+    run.close()
+    expected = [[1] * 4, [2] * 4] if count == 2 else [[11] * 4]
+    assert expected == [state.tolist() for state in here.states]
+
+
+@pytest.mark.parametrize("name", ["torch", "python", "numpy", "accelerators"])
+def test_a_random_state_that_is_none_is_refused(tmp_path, monkeypatch, name):
+    """It is checked before anything is loaded."""
+    model = torch.nn.Linear(1, 1)
+    run = augend.Checkpoint(tmp_path, model=model, background=False)
+    monkeypatch.setattr(_save, "capture_random", lambda: {**capture_random(), name: [3, ["x"]]})
+    path = run.save()
+    with torch.no_grad():
+        model.weight.fill_(7.0)
+    with pytest.raises(ContractError, match="the saved random state is not one"):
+        run.load(path)
+    run.close()
+    assert 7.0 == model.weight.item()
+
+
+def test_more_than_one_rank_is_refused(tmp_path, monkeypatch):
+    """This version keeps checkpoints of one process, and says so before it touches the disk."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    run = augend.Checkpoint(tmp_path / "new", model=torch.nn.Linear(1, 1))
+    with pytest.raises(PlacementError, match="one process, and there are 2 ranks"):
+        run.save()
+    assert not (tmp_path / "new").exists()
