@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from augend._checkpoint._directory import (
     Lock,
+    _forget,
     count_restarts,
     is_checkpoint,
     names_in,
@@ -249,6 +251,33 @@ def test_a_worker_neither_opens_a_lock_nor_keeps_it_when_its_job_is_killed(tmp_p
         os.killpg(job.pid, signal.SIGKILL)  # the worker, which has outlived it
         job.stdin.close()
         job.stdout.close()
+
+
+def test_a_lock_that_is_forgotten_stays_with_whoever_else_has_it(tmp_path: Path) -> None:
+    """What a forked process does at its begin: it closes its own handle, and lets nobody in."""
+    handles = open_handles()
+    lock = Lock(LocalFiles(), tmp_path)
+    reference = weakref.ref(lock)
+    parents = os.dup(lock._close.peek()[2][0])
+    _forget(reference)
+    _forget(reference)
+    lock.release()
+    with pytest.raises(CheckpointError, match="in use by another job"):
+        Lock(LocalFiles(), tmp_path)
+    os.close(parents)
+    Lock(LocalFiles(), tmp_path).release()
+    del lock
+    _forget(reference)
+    assert handles == open_handles()
+
+
+def test_a_lock_is_given_back_whoever_else_has_its_handle(tmp_path: Path) -> None:
+    """Also where a fork that never came to run any Python still has it."""
+    lock = Lock(LocalFiles(), tmp_path)
+    other = os.dup(lock._close.peek()[2][0])
+    lock.release()
+    Lock(LocalFiles(), tmp_path).release()
+    os.close(other)
 
 
 def test_what_cannot_be_locked_is_said(tmp_path: Path) -> None:

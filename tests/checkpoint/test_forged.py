@@ -247,6 +247,7 @@ HEADERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "shape of another kind": header_change("shape", "23"),
     "shape beyond 64 bits": header_change("shape", [10**30, 10**4000]),
     "bytes beyond the file": header_change("data_offsets", [8, 1 << 40]),
+    "bytes behind the file": header_change("data_offsets", [1000, 1024]),
     "bytes before the file": header_change("data_offsets", [-24, 0]),
     "bytes backwards": header_change("data_offsets", [24, 0]),
     "too few bytes": header_change("data_offsets", [8, 12]),

@@ -135,6 +135,9 @@ def check(story: Story, events: int, place: Path, fresh: str) -> None:
     """Load the newest checkpoint, compare it with what was saved, train on, save, and look at what is left."""
     surviving = [saved for saved in story.saves if saved.events <= events]
     states = {saved.name: saved.digest for saved in story.saves}
+    for name in states:
+        if (place / name).exists():
+            augend.verify(place / name)  # no name ever stands for a part
     little = Little(place, Unsynced(), keep=1)
     try:
         position = little.run.load_latest()

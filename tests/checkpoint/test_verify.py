@@ -57,6 +57,12 @@ def test_boxes_fill_a_tensor_exactly_once(drawn: tuple[list[int], list[list[tupl
     assert (fits and bool((counts == 1).all())) == _exactly_once(shape, parts)
 
 
+def test_a_tensor_of_nothing_must_be_one_that_torch_can_have() -> None:
+    """Without elements no file need be large, and the sizes may still be beyond what torch can count."""
+    assert _exactly_once([1 << 40, 0], [[(0, 1 << 40), (0, 0)]])
+    assert not _exactly_once([1 << 62, 1 << 62, 0], [[(0, 1 << 62), (0, 1 << 62), (0, 0)]])
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Return a directory of three checkpoints."""
