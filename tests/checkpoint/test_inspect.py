@@ -125,23 +125,72 @@ def test_a_path_without_checkpoints_is_refused(tmp_path, look):
             look(tmp_path / name)
 
 
-def test_a_checkpoint_that_is_replaced_meanwhile_is_looked_for_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize("call", ["_digest", "verified"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_checkpoint_that_is_replaced_meanwhile_is_looked_for_again(tmp_path, monkeypatch, call, times):
     """While a run goes on, its newest checkpoint may be gone before it was read: then the next newest is taken."""
     job = Job(tmp_path, keep=1)
     job.run.save()
     calls = []
 
-    def digest(path, manifest):
+    def meanwhile(path, *rest):
         calls.append(path.name)
-        if len(calls) == 1:
-            job.run.save()  # and the first one is removed
-        return whole(path, manifest)
+        if len(calls) <= times:
+            job.run.save()  # and the one before is removed
+        return whole(path, *rest)
 
-    whole = _inspect._digest
-    monkeypatch.setattr(_inspect, "_digest", digest)
-    assert "00000002-step-0" == augend.inspect(tmp_path).path.name
-    assert ["00000001-step-0", "00000002-step-0"] == calls
+    whole = getattr(_inspect, call)
+    monkeypatch.setattr(_inspect, call, meanwhile)
+    assert f"{times + 1:08d}-step-0" == augend.inspect(tmp_path).path.name
+    assert [f"{number + 1:08d}-step-0" for number in range(times + 1)] == calls
     job.run.close()
+
+
+@pytest.mark.parametrize("call", ["_digest", "verified"])
+def test_a_directory_without_rest_is_given_up(tmp_path, monkeypatch, call):
+    """If every checkpoint is gone before it was read, again and again, that is said."""
+    job = Job(tmp_path, keep=1)
+    job.run.save()
+
+    def meanwhile(path, *rest):
+        job.run.save()
+        return whole(path, *rest)
+
+    whole = getattr(_inspect, call)
+    monkeypatch.setattr(_inspect, call, meanwhile)
+    with pytest.raises(CheckpointError, match="being written to faster than it can be read"):
+        augend.inspect(tmp_path)
+    job.run.close()
+
+
+def test_what_is_removed_while_it_is_verified_is_no_damage(tmp_path, monkeypatch):
+    """verify says nothing of a checkpoint that the run has removed meanwhile; a path that is gone is told."""
+    job = Job(tmp_path, keep=1)
+    path = job.run.save()
+
+    def meanwhile(one):
+        job.run.save()
+        return whole(one)
+
+    whole = _inspect.verified
+    monkeypatch.setattr(_inspect, "verified", meanwhile)
+    augend.verify(tmp_path)
+    with pytest.raises(CheckpointError, match=f"{path.name}: it is no directory"):
+        augend.verify(path)
+    job.run.close()
+
+
+def test_a_damaged_file_is_no_replacement(tmp_path, monkeypatch):
+    """An error in reading what is still there is not taken for one that is gone."""
+    path = saved(tmp_path, 3)
+
+    def broken(place, manifest):
+        raise CheckpointError("a fault")
+
+    monkeypatch.setattr(_inspect, "_digest", broken)
+    with pytest.raises(CheckpointError, match="a fault"):
+        augend.inspect(tmp_path)
+    assert path.exists()
 
 
 def test_a_checkpoint_under_another_name_is_one(tmp_path):

@@ -545,7 +545,8 @@ def test_slots_that_are_no_tensors_come_back(tmp_path):
     """Some optimizers keep plain numbers and None in their state."""
     model = torch.nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.state[model.weight] = {"seen": 3, "buffer": None, "history": [torch.ones(2)]}
+    nested = {"seen": 3, "buffer": None, "history": [torch.ones(2)], "more": {"a": (torch.zeros(1, 1), 2)}}
+    optimizer.state[model.weight] = nested
     run = augend.Checkpoint(tmp_path, model=model, optimizer=optimizer, background=False)
     path = run.save()
     optimizer.state.clear()
@@ -553,6 +554,7 @@ def test_slots_that_are_no_tensors_come_back(tmp_path):
     run.close()
     slots = optimizer.state[model.weight]
     assert (3, None, [1.0, 1.0]) == (slots["seen"], slots["buffer"], slots["history"][0].tolist())
+    assert ([[0.0]], 2) == (slots["more"]["a"][0].tolist(), slots["more"]["a"][1])
 
 
 @pytest.mark.parametrize("count", [1, 2])

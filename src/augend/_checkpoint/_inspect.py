@@ -19,6 +19,7 @@ from augend.errors import CheckpointError
 
 _RUN: Final = "checkpoints"  # where a run directory keeps them
 _TRIES: Final = 5
+_RESTLESS: Final = "{} is being written to faster than it can be read; try again, or let the run keep more checkpoints"
 
 
 @final
@@ -103,14 +104,14 @@ def inspect(path: str | PathLike[str]) -> Inspection:
             return _inspection(place, verified(place), None, ())
         except CheckpointError as error:
             return _inspection(place, read_manifest(place), str(error), ())
-    for _ in range(_TRIES - 1):
+    for _ in range(_TRIES):
         found, manifest, damaged = newest_good(place)
         try:
             return _inspection(found, manifest, None, tuple(damaged.values()))
-        except (CheckpointError, FileNotFoundError):
-            continue  # a running job has replaced it since
-    found, manifest, damaged = newest_good(place)
-    return _inspection(found, manifest, None, tuple(damaged.values()))
+        except CheckpointError:
+            if found.exists():
+                raise
+    raise CheckpointError(_RESTLESS.format(place))
 
 
 def verify(path: str | PathLike[str]) -> None:
@@ -132,7 +133,8 @@ def verify(path: str | PathLike[str]) -> None:
         try:
             verified(one)
         except CheckpointError as error:
-            problems.append(str(error))
+            if one == place or one.exists():  # else a running job has removed it since
+                problems.append(str(error))
     if problems:
         raise CheckpointError("; ".join(problems))
 
@@ -159,14 +161,17 @@ def newest_good(place: Path) -> tuple[Path, Manifest, dict[str, str]]:
     """
     if is_checkpoint(place):
         return place, verified(place), {}
-    damaged: dict[str, str] = {}
-    for path in all_in(place):
-        try:
-            return path, verified(path), damaged
-        except CheckpointError as error:
-            if path.exists():  # else a running job has removed it since
-                damaged[path.name] = str(error)
-    raise CheckpointError("no checkpoint is good: " + "; ".join(damaged.values()))
+    for _ in range(_TRIES):
+        damaged: dict[str, str] = {}
+        for path in all_in(place):
+            try:
+                return path, verified(path), damaged
+            except CheckpointError as error:
+                if path.exists():  # else a running job has removed it since
+                    damaged[path.name] = str(error)
+        if damaged:
+            raise CheckpointError("no checkpoint is good: " + "; ".join(damaged.values()))
+    raise CheckpointError(_RESTLESS.format(place))
 
 
 def _inspection(path: Path, manifest: Manifest, problem: str | None, damaged: tuple[str, ...]) -> Inspection:

@@ -141,6 +141,10 @@ def _placed(value: Any, slot: str, parameter: Tensor, options: Mapping[str, Any]
 
     Torch's fused optimizers are silently wrong where strides of moment and parameter differ, hence the layout.
     """
+    if isinstance(value, list | tuple):
+        return type(value)(_placed(one, slot, parameter, options) for one in value)
+    if isinstance(value, dict):
+        return {key: _placed(one, slot, parameter, options) for key, one in value.items()}
     if not isinstance(value, Tensor):
         return value
     if slot == "step" and not (options.get("fused") or options.get("capturable")):
