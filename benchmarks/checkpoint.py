@@ -1,9 +1,9 @@
 """What does a checkpoint cost the loop? One JSON line: how long a background save stalls it, and how fast it writes.
 
 The model is that of ``make demo``, saved in the middle of a batch, so that pending sums are in it too. ``call`` is what
-the loop waits for: the copy of everything. ``slowdown`` is how much longer the steps take in which the files are written,
-all together; part of it is processor time that training would have used where all cores are busy. Steps with and without
-a save alternate. ``dd conv=fsync`` writes as many bytes to the same place, for comparison.
+the loop waits for: the copy of everything. ``slowdown`` is how much longer the steps take in which the files are
+written, all together; part of it is processor time that training would have used where all cores are busy. Steps with
+and without a save alternate. ``dd conv=fsync`` writes as many bytes to the same place, for comparison.
 """
 
 from __future__ import annotations
