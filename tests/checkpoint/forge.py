@@ -40,13 +40,6 @@ def forge_file(path: Path, name: str, content: bytes) -> None:
     forge_manifest(path, lambda plain: plain["files"].update({name: record}))
 
 
-def forge_state(path: Path, change: Change) -> None:
-    """Change what the state of a checkpoint says."""
-    state = json.loads((path / STATE).read_bytes())
-    change(state)
-    forge_file(path, STATE, json.dumps(state).encode())
-
-
 def tensors_in(path: Path) -> tuple[dict[str, Any], bytes]:
     """Take a safetensors file apart: its header, and the bytes behind it."""
     content = path.read_bytes()

@@ -59,7 +59,7 @@ def refused(path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[AugendError]
     real_open, real_scandir = os.open, os.scandir
 
     def watch(real: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda place, *rest: (opened.append(Path(os.path.abspath(place))), real(place, *rest))[1]  # noqa: PTH100
+        return lambda place, *rest: (opened.append(Path(os.path.normpath(place))), real(place, *rest))[1]
 
     little = Little(path.parent.with_name("other"))
     little.train(1)

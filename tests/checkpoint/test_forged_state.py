@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forge import STATE, forge_file, forge_state
+from forge import STATE, forge_file
 from little import Little, three_saves
 
 import augend
@@ -167,7 +167,7 @@ assert not [event for event in events if event[0] in known], events
 
 def test_nothing_in_a_checkpoint_is_executed(newest: Path, state: dict[str, Any], tmp_path: Path) -> None:
     """Loading and looking compile, import, unpickle and start nothing, by Python's own audit."""
-    forge_state(newest, lambda plain: (plain.clear(), plain.update(state)))
+    forge_file(newest, STATE, json.dumps(state).encode())
     shutil.copytree(newest.parent, tmp_path / "run")
     command = [sys.executable, "-c", WATCH, str(tmp_path / "run")]
     path = ":".join(path for path in sys.path if path)
