@@ -349,6 +349,11 @@ class Accumulator:
         """Whether ``.grad`` still holds what the last ``finish`` wrote: an update that perhaps nobody took yet."""
         return self._pending.taker.holds_written()
 
+    @property
+    def uses_batches(self) -> bool:
+        """Whether it ever went through a batch: then the position of that data belongs to what is saved of it."""
+        return self._pending.course.entered
+
     # ---------------------------------------------------------------- dropping, saving, loading
 
     def reset(self) -> None:
@@ -402,6 +407,7 @@ class Accumulator:
                 sums[name] = self._pending.like(name, tensor)
 
         def commit() -> None:
+            self._pending.taker.drop_written()
             self._pending.swap(window)
             self._pending.course.forget()
             self._updates, self._last = updates, finished

@@ -327,14 +327,17 @@ def test_seconds_do_not_queue_behind_a_slow_disk(tmp_path, monkeypatch):
 
 
 def test_two_jobs_cannot_share_a_directory(tmp_path):
-    """A second job is refused before anything is read or written, with who has it; a closed one lets it in."""
+    """A second job is refused before anything is read or written, by name; a closed one lets it in."""
     first, second = Job(tmp_path), Job(tmp_path)
     assert first.run.load_latest() is None
     for call in (second.run.load_latest, second.run.save_if_due, second.run.save):
-        with pytest.raises(
-            CheckpointError, match=rf"in use by another job \(process {os.getpid()} since .*another dir"
-        ):
+        with pytest.raises(CheckpointError, match=r"in use by another Checkpoint of this process.*close\(\) it first"):
             call()
+    (tmp_path / "lock").write_text("process 7 since yesterday\n", "utf-8")
+    with pytest.raises(
+        CheckpointError, match=r"in use by another job \(process 7 since yesterday\).*another directory"
+    ):
+        second.run.save()
     first.run.close()
     assert second.run.load_latest() is None
     second.run.close()

@@ -120,7 +120,7 @@ def test_every_value_in_every_place_loads_or_is_refused(newest: Path, state: dic
 @pytest.mark.parametrize(("begin", "end"), NESTS)
 def test_no_depth_is_too_deep(newest: Path, state: dict[str, Any], depth: int, begin: str, end: str) -> None:
     """Nested a little or a lot, in the state of a part: an error of augend's, not Python's recursion."""
-    text = json.dumps(changed(state, ("parts", "model", "weight"), "here", missing=False))
+    text = json.dumps(changed(state, ("parts", "model", "state", "weight"), "here", missing=False))
     forge_file(newest, STATE, text.replace('"here"', f"{begin * depth}1{end * depth}").encode())
     little = Little(newest.parent / "elsewhere")
     before = little.digest()

@@ -415,19 +415,26 @@ def test_what_cannot_be_kept_is_refused_at_the_save(tmp_path, state, message):
     run = augend.Checkpoint(tmp_path, thing=Thing(), background=False)
     with pytest.raises(ContractError, match=message):
         run.save()
-    assert ["lock"] == [path.name for path in tmp_path.iterdir()]
+    assert [] == list(tmp_path.iterdir())
     run.close()
 
 
 @pytest.mark.parametrize(
     ("stateful", "message"),
     [
-        ({"model": 3}, "model must have state_dict.* got a int"),
+        ({"model": 3}, r"model must be an object with state_dict.* got 3\. .*the options are called keep"),
         ({"a-b": torch.nn.Linear(1, 1)}, "named like a variable; got 'a-b'"),
-        ({"keep": 0}, "keep must be at least 1; got 0"),
-        ({"every_steps": 0}, "every_steps must be at least 1; got 0"),
-        ({"every_seconds": -1}, "every_seconds must be at least 0; got -1"),
-        ({"every_seconds": float("nan")}, "every_seconds must be at least 0; got nan"),
+        ({"model": torch.nn.Linear}, r"model must be an object with state_dict.* got <class"),
+        ({"models": [torch.nn.Linear(1, 1)]}, r"models must be an object .* given one by one"),
+        ({"every_step": 10}, r"every_step must be an object .*the options are called keep, every_steps"),
+        ({"keep": 0}, "keep must be a whole number of at least 1; got 0"),
+        ({"keep": 2.0}, "keep must be a whole number of at least 1; got 2.0"),
+        ({"keep": True}, "keep must be a whole number of at least 1; got True"),
+        ({"every_steps": "10"}, "every_steps must be a whole number of at least 1; got '10'"),
+        ({"every_seconds": "10"}, "every_seconds must be a number of at least 0; got '10'"),
+        ({"every_steps": 0}, "every_steps must be a whole number of at least 1; got 0"),
+        ({"every_seconds": -1}, "every_seconds must be a number of at least 0; got -1"),
+        ({"every_seconds": float("nan")}, "every_seconds must be a number of at least 0; got nan"),
     ],
 )
 def test_arguments_are_checked(tmp_path, stateful, message):
@@ -448,7 +455,7 @@ def test_parts_that_differ_are_refused(tmp_path):
         augend.Checkpoint(tmp_path, model=model, counter=model).load(path)
     position = augend.Checkpoint(tmp_path, model=model).load(path, only=("model",))
     assert (0, path) == (position.step, position.path)
-    with pytest.raises(ContractError, match="only='counter' is no part of this Checkpoint"):
+    with pytest.raises(ContractError, match="'counter' is no part of this Checkpoint; it has model"):
         augend.Checkpoint(tmp_path, model=model).load(path, only=("counter",))
     with pytest.raises(ContractError, match="no part 'nothing'"):
         augend.Checkpoint(tmp_path, model=model).load(path, only=("nothing",))
@@ -498,7 +505,7 @@ def test_a_state_of_another_sort_is_a_checkpoint_error(tmp_path):
     model = torch.nn.Linear(1, 1)
     optimizer = Liar(model.parameters(), lr=0.1)
     run = augend.Checkpoint(tmp_path, model=model, optimizer=optimizer, background=False)
-    run._parts["optimizer"].capture = lambda: {"kinds": 3}
+    run._parts._parts["optimizer"].capture = lambda: {"kinds": 3}
     path = run.save()
     run.close()
     with pytest.raises((CheckpointError, ContractError), match="optimizer"):
@@ -510,8 +517,8 @@ def test_state_of_an_unknown_parameter_is_refused(tmp_path):
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     run = augend.Checkpoint(tmp_path, model=model, optimizer=optimizer, background=False)
-    whole = run._parts["optimizer"].capture()
-    run._parts["optimizer"].capture = lambda: {**whole, "state": {"gone": {"momentum_buffer": torch.ones(1)}}}
+    whole = run._parts._parts["optimizer"].capture()
+    run._parts._parts["optimizer"].capture = lambda: {**whole, "state": {"gone": {"momentum_buffer": torch.ones(1)}}}
     path = run.save()
     run.close()
     with pytest.raises(ContractError, match="optimizer: the checkpoint has state of 'gone', which this optimizer has"):
@@ -531,8 +538,8 @@ def test_masters_that_do_not_fit_are_refused(tmp_path, change, message):
     model = torch.nn.Linear(2, 2, bias=False, dtype=torch.bfloat16)
     optimizer = augend.optim.MasterWeights(model.parameters(), torch.optim.AdamW)
     run = augend.Checkpoint(tmp_path, model=model, optimizer=optimizer, background=False)
-    whole = run._parts["optimizer"].capture()
-    run._parts["optimizer"].capture = lambda: {**whole, "masters": change(whole["masters"])}
+    whole = run._parts._parts["optimizer"].capture()
+    run._parts._parts["optimizer"].capture = lambda: {**whole, "masters": change(whole["masters"])}
     path = run.save()
     run.close()
     before = optimizer_state(optimizer)

@@ -60,6 +60,7 @@ class Course:
 
     def __init__(self) -> None:
         self.batch: BatchLike[MicrobatchLike] | None = None
+        self.entered = False  # some batch, ever
         self.replayed = False  # the batch was finished before it was handed out: finish() gives the saved record
         self._dropped = False  # the window was dropped before its batch was entered
         self._turn: object = None  # the loop that entered last
@@ -96,6 +97,7 @@ class Course:
                 "twice. finish() or reset() first, and add what belongs to no row after the loop"
             )
         self.batch, self._progress, self.replayed = batch, progress, progress.closed
+        self.entered = True
         self._current, self._turn, self._dropped = None, turn, False
 
     def hand_out(self, microbatch: MicrobatchLike) -> None:

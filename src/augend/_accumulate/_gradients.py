@@ -65,6 +65,14 @@ class Taker:
         parameters = self._slots.parameters
         return any(name in parameters and parameters[name].grad is one for name, one in self.written.items())
 
+    def drop_written(self) -> None:
+        """Clear what the last finish wrote, where it is still there."""
+        for name, one in self.written.items():
+            parameter = self._slots.parameters.get(name)
+            if parameter is not None and parameter.grad is one:
+                parameter.grad = None
+        self.written = {}
+
     def drop(self) -> None:
         """Clear ``.grad`` of every trained parameter."""
         for parameter in self._slots.parameters.values():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from typing import final
 
 
@@ -13,6 +16,7 @@ class Background:
 
     def __init__(self) -> None:
         self._future: Future[None] | None = None
+        self._process = os.getpid()
 
     @property
     def busy(self) -> bool:
@@ -36,7 +40,19 @@ class Background:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is running, and raise what it raised, once."""
+        """Wait until nothing is running, and raise what it raised, once. Interrupted, it can be called again."""
+        if self._future is None:
+            return
+        if self._process == os.getpid():  # else a fork, in which nothing runs
+            wait_for([self._future])
         future, self._future = self._future, None
-        if future is not None:
+        if future.done():
             future.result()
+
+    def tell(self) -> None:
+        """Wait, and say as a warning what nobody would hear otherwise."""
+        if self._future is None or self._process != os.getpid():
+            return
+        error, self._future = self._future.exception(), None
+        if error is not None:
+            warnings.warn(f"a checkpoint was not saved: {error}", RuntimeWarning, stacklevel=2)

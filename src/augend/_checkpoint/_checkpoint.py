@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 import warnings
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar, final
+from typing import Final, Self, final
 
-from torch import nn
-
-from augend._accumulator import Accumulator
 from augend._checkpoint._background import Background
+from augend._checkpoint._collection import Parts
 from augend._checkpoint._directory import Lock, count_restarts, names_in, next_name, record_restart, sweep
+from augend._checkpoint._due import Due, at_least_one
 from augend._checkpoint._files import Files, LocalFiles
 from augend._checkpoint._inspect import newest_good
-from augend._checkpoint._load import check_parts, load_all, load_parts, position_in
-from augend._checkpoint._parts import Part, part_of
-from augend._checkpoint._position import Position, step_and_rows
+from augend._checkpoint._load import position_in, prepare_all, prepare_parts
+from augend._checkpoint._parts import Commit
+from augend._checkpoint._position import Position
 from augend._checkpoint._save import take_snapshot, write_checkpoint
 from augend._checkpoint._signals import StopRequest
+from augend._checkpoint._tree import split
 from augend._group import rank_and_world
-from augend.data import Batches
-from augend.errors import ContractError, PlacementError
-
-T = TypeVar("T")
+from augend.errors import ContractError, PlacementError, StateError
 
 _INTERRUPTED: Final = 3
-_EVERY_SECONDS: Final = 600.0
 
 
 @final
@@ -92,28 +87,20 @@ class Checkpoint:
         background: bool = True,
         **stateful: object,
     ) -> None:
-        for name, value, least in (
-            ("keep", keep, 1),
-            ("every_steps", every_steps, 1),
-            ("every_seconds", every_seconds, 0),
-        ):
-            if value is not None and not value >= least:
-                raise ContractError(f"{name} must be at least {least}; got {value}")
-        self.directory = Path(directory)
-        self._keep = keep
-        self._every_steps = every_steps
-        self._every_seconds = _EVERY_SECONDS if every_steps is None and every_seconds is None else every_seconds
+        self.directory = Path(directory).absolute()  # the program may go elsewhere
+        self._keep = at_least_one("keep", keep)
+        self._due = Due(every_steps, every_seconds)
+        self._counts_steps = every_steps is not None
         self._background = background
         self._files: Files = LocalFiles()
-        self._parts: dict[str, Part] = {}
+        self._parts = Parts()
         self._lock: Lock | None = None
         self._saving = Background()
         self._stop = StopRequest()
         self._damaged: set[str] = set()
-        self._saved_at: float | None = None
-        self._saved_step = 0
-        self._finalizer = weakref.finalize(self, self._stop.give_back)
-        self._add(stateful)
+        self._half_loaded = False
+        weakref.finalize(self, _leave, self._saving, self._stop)
+        self._parts.add(stateful)
 
     # ---------------------------------------------------------------- saving
 
@@ -139,7 +126,9 @@ class Checkpoint:
             raise ContractError(
                 "there is nothing to save; give Checkpoint its parts, as in Checkpoint(..., model=model)"
             )
-        snapshot = take_snapshot(list(self._parts.values()))
+        if self._half_loaded:
+            raise StateError("the last load was interrupted in the middle of it; load again before you save")
+        snapshot = take_snapshot(self._parts)
         position = snapshot.position
         name = next_name(self.directory, position.step, position.rows_done)
         write = functools.partial(
@@ -149,7 +138,7 @@ class Checkpoint:
             self._saving.start(write)
         else:
             write()
-        self._note_saved(position)
+        self._due.note(self._parts.steps_done())
         return self.directory / name
 
     def save_if_due(self) -> None:
@@ -166,12 +155,13 @@ class Checkpoint:
         """
         self._enter()
         self._stop.listen()
-        self._saving.check()
         if self._stop.requested:
+            self._saving.tell()  # what failed before is only said: this save is to be tried in any case
             self.save()
             self.wait()
             raise SystemExit(_INTERRUPTED)
-        if self._is_due():
+        self._saving.check()
+        if self._due.is_due(self._parts.steps_done, busy=self._saving.busy):
             self.save()
 
     def wait(self) -> None:
@@ -181,20 +171,6 @@ class Checkpoint:
             CheckpointError: It could not be saved.
         """
         self._saving.wait()
-
-    def _is_due(self) -> bool:
-        now = time.monotonic()
-        if self._saved_at is None:
-            self._saved_at = now
-        if self._every_seconds is not None and now - self._saved_at >= self._every_seconds and not self._saving.busy:
-            return True
-        if self._every_steps is None:
-            return False
-        return self._steps_done() // self._every_steps > self._saved_step // self._every_steps
-
-    def _note_saved(self, position: Position) -> None:
-        self._saved_at = time.monotonic()
-        self._saved_step = position.step
 
     # ---------------------------------------------------------------- stopping
 
@@ -231,10 +207,12 @@ class Checkpoint:
         if not names_in(self.directory):
             return None
         path, manifest, damaged = newest_good(self.directory)
-        load_all(path, manifest, list(self._parts.values()))
-        self._damaged = set(damaged)
+        commit = prepare_all(path, manifest, self._parts)
         position = position_in(manifest, path, list(damaged.values()))
-        self._went_on(position)
+        _warn(position)
+        record_restart(self._files, self.directory, _line(position))
+        self._damaged = set(damaged)
+        self._take(commit)
         return position
 
     def load(self, path: str | PathLike[str], *, only: Collection[str] | None = None) -> Position:
@@ -257,33 +235,31 @@ class Checkpoint:
             ContractError, StateError: It does not fit the parts; they are as they were.
         """
         found, manifest, damaged = newest_good(Path(path))
-        if only is None:
-            load_all(found, manifest, list(self._parts.values()))
-        else:
-            check_parts(manifest, only)
-            if unknown := set(only) - self._parts.keys():
-                raise ContractError(f"only={min(unknown)!r} is no part of this Checkpoint; it has {list(self._parts)}")
-            load_parts(found, manifest, [self._parts[name] for name in only])
         position = position_in(manifest, found, list(damaged.values()))
-        self._note_saved(position)
+        if only is None:
+            commit = prepare_all(found, manifest, self._parts)
+            _warn(position)
+            self._take(commit)
+        else:
+            commit = prepare_parts(found, manifest, self._parts, [only] if isinstance(only, str) else only)
+            _warn(position)
+            commit()
         return position
+
+    def _take(self, commit: Commit) -> None:
+        self._half_loaded = True
+        try:
+            commit()
+        except ContractError:
+            self._half_loaded = False  # all of it was undone
+            raise
+        self._half_loaded = False
+        self._due.note(self._parts.steps_done())
 
     @property
     def restarts(self) -> int:
         """How often a run in this directory went on from a checkpoint."""
         return count_restarts(self.directory)
-
-    def _went_on(self, position: Position) -> None:
-        for reason in position.damaged:
-            warnings.warn(f"a checkpoint was passed over: {reason}", stacklevel=3)
-        line = {
-            "step": position.step,
-            "rows_done": position.rows_done,
-            "from": str(position.path and position.path.name),
-        }
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        record_restart(self._files, self.directory, json.dumps({"at": at, **line}))
-        self._note_saved(position)
 
     # ---------------------------------------------------------------- parts
 
@@ -297,48 +273,28 @@ class Checkpoint:
         Raises:
             ContractError: Another object has that name.
         """
-        owned = [part.owner for part in self._parts.values()]
-        new = {name: owner for name, owner in stateful.items() if not any(owner is one for one in owned)}
+        new = self._parts.without(stateful)
         listening = self._stop.listening
-        self._add(new)
+        self._parts.add(new)
         try:
             yield self
         finally:
-            for name in new:
-                del self._parts[name]
+            self._parts.remove(new)
             if not listening:
                 self._stop.give_back()
-
-    def _add(self, stateful: Mapping[str, object]) -> None:
-        for name in stateful:
-            if name in self._parts:
-                raise ContractError(f"this Checkpoint has another {name} already; use one and the same object")
-        self._parts.update({name: part_of(name, owner, self._modules) for name, owner in stateful.items()})
-        if len(self._owners(Batches)) == 1:  # with several, nobody but the loop knows which goes with which
-            (data,) = self._owners(Batches)
-            for accumulator in self._owners(Accumulator):
-                data.register(accumulator)
-
-    def _modules(self) -> Mapping[str, nn.Module]:
-        return {name: part.owner for name, part in self._parts.items() if isinstance(part.owner, nn.Module)}
-
-    def _owners(self, kind: type[T]) -> list[T]:
-        return [part.owner for part in self._parts.values() if isinstance(part.owner, kind)]
-
-    def _steps_done(self) -> int:
-        for data in self._owners(Batches):
-            return step_and_rows(data)[0]
-        for accumulator in self._owners(Accumulator):
-            return accumulator.updates
-        raise ContractError("every_steps needs something that counts steps: add data=Batches or an Accumulator")
 
     # ---------------------------------------------------------------- the directory
 
     def _enter(self) -> None:
+        """Keep others out from here on; what could never be saved is refused now, and not in ten minutes."""
         _, world = rank_and_world()
         if world > 1:
             raise PlacementError(f"this version keeps checkpoints of one process, and there are {world} ranks")
-        if self._lock is None:
+        if self._lock is None or not self._lock.held:
+            if self._counts_steps:
+                self._parts.check_counted()
+            for part in self._parts:
+                split(part.capture(), part.name)
             self._lock = Lock(self._files, self.directory)
 
     def close(self) -> None:
@@ -362,3 +318,20 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _leave(saving: Background, stop: StopRequest) -> None:
+    """Do what nobody did before the Checkpoint, or the program, came to its end."""
+    saving.tell()
+    stop.give_back()
+
+
+def _warn(position: Position) -> None:
+    for reason in position.damaged:
+        warnings.warn(f"a checkpoint was passed over: {reason}", stacklevel=3)
+
+
+def _line(position: Position) -> str:
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    name = None if position.path is None else position.path.name
+    return json.dumps({"at": at, "step": position.step, "rows_done": position.rows_done, "from": name})

@@ -147,6 +147,11 @@ class Lock:
             self.release()
             raise
 
+    @property
+    def held(self) -> bool:
+        """Whether it is held, by this process."""
+        return self._close.alive
+
     def release(self) -> None:
         """Let others in."""
         self._close()
@@ -162,10 +167,11 @@ def _take(file: int, directory: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         holder = os.pread(file, 80, 0).decode(errors="replace").strip()
-        raise CheckpointError(
-            f"{directory} is in use by another job ({holder or 'unknown'}); two would overwrite each other: "
-            "wait until it ends, or take another directory"
-        ) from error
+        if holder.startswith(f"process {os.getpid()} "):
+            what = "in use by another Checkpoint of this process", "close() it first"
+        else:
+            what = f"in use by another job ({holder or 'unknown'})", "wait until it ends, or take another directory"
+        raise CheckpointError(f"{directory} is {what[0]}; two would overwrite each other: {what[1]}") from error
     os.ftruncate(file, 0)
     os.pwrite(file, f"process {os.getpid()} since {time.strftime('%F %T')}\n".encode(), 0)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from augend._checkpoint._collection import Parts
 from augend._checkpoint._manifest import STATE_FILE, Manifest
-from augend._checkpoint._parts import Part, commit_all
+from augend._checkpoint._parts import Commit, Part, commit_all
 from augend._checkpoint._position import Position
 from augend._checkpoint._random import prepare_random
 from augend._checkpoint._storage import read_part
@@ -21,47 +23,85 @@ from augend._checkpoint._verify import plain_file
 from augend.errors import AugendError, CheckpointError, ContractError
 
 
-def load_parts(path: Path, manifest: Manifest, parts: Sequence[Part]) -> None:
-    """Load some parts of a verified checkpoint into their objects; a refused one leaves all as they were.
+def prepare_parts(path: Path, manifest: Manifest, parts: Parts, only: Collection[str]) -> Commit:
+    """Read some parts of a verified checkpoint, and check them against their objects; nothing is changed yet.
+
+    Returns:
+        What loads them: all, or where one refuses, none.
 
     Raises:
-        ContractError, StateError: A state does not fit its live object; names what.
+        ContractError, StateError: A part is missing, or does not fit its live object; names what.
         CheckpointError: A state cannot be read.
     """
-    plains, _ = _read_state(path, manifest)
-    commit_all(_prepared(path, manifest, parts, plains))
+    names = set(only)
+    _check_saved(manifest, names)
+    chosen = parts.chosen(names)
+    with _loading():
+        prepared = _prepared(path, manifest, chosen, _read_state(path, manifest)["parts"])
+    return lambda: _commit(prepared)
 
 
-def load_all(path: Path, manifest: Manifest, parts: Sequence[Part]) -> None:
-    """Load every part and the random state; a refused one leaves all as they were.
+def prepare_all(path: Path, manifest: Manifest, parts: Parts) -> Commit:
+    """Read every part and the random state, and check them; nothing is changed but the order of accumulators.
+
+    Returns:
+        What loads them: all, or where one refuses, none.
 
     Raises:
-        ContractError, StateError: The checkpoint has other parts, or a state does not fit its live object.
+        ContractError, StateError: The checkpoint has other parts, or one does not fit its live object.
         CheckpointError: A state cannot be read.
     """
-    check_parts(manifest, [part.name for part in parts])
-    if extra := manifest.parts.keys() - {part.name for part in parts}:
+    _check_saved(manifest, set(parts.names))
+    if extra := manifest.parts.keys() - set(parts.names):
         name = min(extra)
         raise ContractError(
             f"{path} has a part {name!r} that is not loaded; give it to Checkpoint(..., {name}=...), or choose the "
             "parts to load with load(path, only=...)"
         )
-    plains, random = _read_state(path, manifest)
-    prepared = _prepared(path, manifest, parts, plains)
-    restore_random = prepare_random(random[0])
-    commit_all(prepared)
-    restore_random()
+    state = _read_state(path, manifest)
+    with _loading():
+        prepared = _prepared(path, manifest, list(parts), state["parts"])
+        restore_random = prepare_random(state["random"][0])
+        with _understood(f"{path}: the order of the accumulators"):
+            parts.take_ordinals(state["ordinals"])
+
+    def commit() -> None:
+        _commit(prepared)
+        restore_random()
+
+    return commit
 
 
-def check_parts(manifest: Manifest, names: Collection[str]) -> None:
-    """Refuse names of parts that were not saved.
+def _commit(prepared: Sequence[tuple[Part, Commit]]) -> None:
+    with _loading():
+        commit_all(prepared)
 
-    Raises:
-        ContractError: Names the first one.
-    """
-    if missing := set(names) - manifest.parts.keys():
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Make ordinary tensors without a history, whatever mode the program is in."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        yield
+
+
+@contextmanager
+def _understood(what: str) -> Iterator[None]:
+    """Turn whatever a state runs into that is none into a refusal."""
+    try:
+        yield
+    except AugendError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise CheckpointError(f"{what} cannot be read from its saved state: {error!r:.200}") from error
+
+
+def _check_saved(manifest: Manifest, names: set[str]) -> None:
+    if missing := names - manifest.parts.keys():
         saved = ", ".join(manifest.parts)
-        raise ContractError(f"the checkpoint has no part {min(missing)!r}; it has {saved}")
+        raise ContractError(
+            f"the checkpoint has no part {min(missing)!r}; it has {saved}: leave the part out, or choose the parts to "
+            "load with load(path, only=...)"
+        )
 
 
 def position_in(manifest: Manifest, path: Path, damaged: Sequence[str] = ()) -> Position:
@@ -84,7 +124,7 @@ def read_tensors(path: Path, manifest: Manifest, part: str, keys: Collection[str
     """
     records = manifest.parts[part].tensors
     targets = {
-        key: torch.empty(record.shape, dtype=DTYPES[record.dtype])
+        key: torch.empty(record.shape, dtype=DTYPES[record.dtype], device="cpu")
         for key, record in records.items()
         if keys is None or key in keys
     }
@@ -96,33 +136,28 @@ def read_tensors(path: Path, manifest: Manifest, part: str, keys: Collection[str
     return targets
 
 
-def _read_state(path: Path, manifest: Manifest) -> tuple[dict[str, Any], list[Any]]:
-    """Return the states of all parts, and the random states."""
+def _read_state(path: Path, manifest: Manifest) -> dict[str, Any]:
     with plain_file(path / STATE_FILE) as file:
         try:
-            match json.load(file):
-                case {"parts": dict(parts), "random": [_, *_] as random} if parts.keys() == manifest.parts.keys():
-                    return parts, random
+            state = json.load(file)
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{path / STATE_FILE} cannot be read: {error!r:.200}") from error
+    match state:
+        case {"parts": dict(parts), "random": [_, *_], "ordinals": dict()} if parts.keys() == manifest.parts.keys():
+            return {**state}
     raise CheckpointError(f"{path / STATE_FILE} has not the states of the parts {', '.join(manifest.parts)}")
 
 
 def _prepared(
     path: Path, manifest: Manifest, parts: Sequence[Part], plains: Mapping[str, Any]
-) -> list[tuple[Part, Any]]:
+) -> list[tuple[Part, Commit]]:
     prepared = []
     for part in parts:
         saved = manifest.parts[part.name].kind
         if saved != part.kind:
-            raise ContractError(
-                f"{part.name} was saved as a {saved}, and is a {part.kind} ({type(part.owner).__name__})"
-            )
-        tensors = read_tensors(path, manifest, part.name)
-        try:
+            kind = type(part.owner).__name__
+            raise ContractError(f"{part.name} was saved as a {saved}, and is a {part.kind} ({kind})")
+        tensors = {part.root + key: one for key, one in read_tensors(path, manifest, part.name).items()}
+        with _understood(f"{path}: {part.name}"):
             prepared.append((part, part.prepare(join(plains[part.name], tensors))))
-        except AugendError:
-            raise
-        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
-            raise CheckpointError(f"{path}: the state of {part.name} is not one: {error!r:.200}") from error
     return prepared

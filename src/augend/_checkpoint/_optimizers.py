@@ -36,7 +36,11 @@ def capture_optimizer(optimizer: torch.optim.Optimizer, names: Names) -> dict[st
     if has_own_state(stepped):
         return {**tree, "own": stepped.state_dict()}
     keys = _stepped_names(optimizer, names)
-    return {**tree, "state": {keys[one]: dict(slots) for one, slots in stepped.state.items() if one in keys}}
+    return {
+        **tree,
+        "state": {keys[one]: dict(slots) for one, slots in stepped.state.items() if one in keys},
+        "other": {one: slots for one, slots in stepped.state.items() if not isinstance(one, Tensor)},
+    }
 
 
 def prepare_optimizer(
@@ -49,33 +53,39 @@ def prepare_optimizer(
     """
     _check(part, optimizer, names, tree)
     stepped = stepping(optimizer)
-    keys = _stepped_names(optimizer, names)
     masters = _masters(part, optimizer, names, tree.get("masters", {}))
-    state: dict[Tensor, dict[str, Any]] = {}
-    if not has_own_state(stepped):
-        owners = {name: parameter for parameter, name in keys.items()}
-        group_of = {parameter: group for group in stepped.param_groups for parameter in group["params"]}
-        saved_options = {name: group["options"] for group in tree["groups"] for name in group["params"]}
-        if unknown := tree["state"].keys() - owners.keys():
-            raise ContractError(f"{part}: the checkpoint has state of {min(unknown)!r}, which this optimizer has not")
-        for name, slots in tree["state"].items():
-            options = {**group_of[owners[name]], **saved_options[name]}
-            state[owners[name]] = {slot: _placed(value, slot, owners[name], options) for slot, value in slots.items()}
+    options = [dict(group["options"]) for group in tree["groups"]]
+    own = has_own_state(stepped)
+    state = tree["own"] if own else _placed_state(part, optimizer, names, tree)
 
     def commit() -> None:
-        if has_own_state(stepped):
-            stepped.load_state_dict(tree["own"])
+        if own:
+            stepped.load_state_dict(state)
         else:
             stepped.state.clear()
             stepped.state.update(state)
         for groups in {id(one): one.param_groups for one in (optimizer, stepped)}.values():
-            for group, saved in zip(groups, tree["groups"], strict=True):
-                group.update({name: _like(value, group.get(name)) for name, value in saved["options"].items()})
-        with torch.no_grad():
-            for master, value in masters:
-                master.copy_(value)
+            for group, saved in zip(groups, options, strict=True):
+                for name, value in saved.items():
+                    group[name] = _into(group.get(name), value)
+        for master, value in masters:
+            master.copy_(value)
 
     return commit
+
+
+def _placed_state(part: str, optimizer: torch.optim.Optimizer, names: Names, tree: Mapping[str, Any]) -> dict[Any, Any]:
+    """Return the state as the optimizer has it: by parameters, each tensor where it belongs."""
+    owners = {name: parameter for parameter, name in _stepped_names(optimizer, names).items()}
+    group_of = {parameter: group for group in stepping(optimizer).param_groups for parameter in group["params"]}
+    saved_options = {name: group["options"] for group in tree["groups"] for name in group["params"]}
+    if unknown := tree["state"].keys() - owners.keys():
+        raise ContractError(f"{part}: the checkpoint has state of {min(unknown)!r}, which this optimizer has not")
+    state = dict(tree["other"])
+    for name, slots in tree["state"].items():
+        options = {**group_of[owners[name]], **saved_options[name]}
+        state[owners[name]] = {slot: _placed(value, slot, owners[name], options) for slot, value in slots.items()}
+    return state
 
 
 def stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -84,10 +94,18 @@ def stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def has_own_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether the class keeps its state in its own way; that is then matched by order, as it is written."""
+    """Tell whether class or hooks keep the state in a way of their own; it is then matched by order, as written."""
     base = torch.optim.Optimizer
     kind = type(optimizer)
-    return kind.state_dict is not base.state_dict or kind.load_state_dict is not base.load_state_dict
+    if kind.state_dict is not base.state_dict or kind.load_state_dict is not base.load_state_dict:
+        return True
+    hooks = (
+        optimizer._optimizer_state_dict_pre_hooks,  # noqa: SLF001  # torch has no other way to ask
+        optimizer._optimizer_state_dict_post_hooks,  # noqa: SLF001  # the same
+        optimizer._optimizer_load_state_dict_pre_hooks,  # noqa: SLF001  # the same
+        optimizer._optimizer_load_state_dict_post_hooks,  # noqa: SLF001  # the same
+    )
+    return any(hooks)
 
 
 def _kinds(optimizer: torch.optim.Optimizer) -> list[str]:
@@ -154,5 +172,8 @@ def _placed(value: Any, slot: str, parameter: Tensor, options: Mapping[str, Any]
     return value.to(parameter.device, copy=True)
 
 
-def _like(value: Any, live: Any) -> Any:
-    return value.to(live.device) if isinstance(value, Tensor) and isinstance(live, Tensor) else value
+def _into(live: Any, value: Any) -> Any:
+    """Return the option: a tensor that is there keeps its identity, because the program may hold it too."""
+    if isinstance(live, Tensor) and isinstance(value, Tensor) and live.shape == value.shape:
+        return live.copy_(value)
+    return value

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, Final, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,10 @@ from augend._checkpoint._tree import join, split
 from augend.errors import AugendError, ContractError
 
 Commit = Callable[[], None]
+_REFUSALS: Final = (
+    *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError),
+    *(RuntimeError, AssertionError, OSError),
+)
 
 
 @runtime_checkable
@@ -37,6 +42,8 @@ class Preparing(Protocol):
 
 class Part(ABC):
     """One object under the name that it was given."""
+
+    root = ""  # what stands before the names of its tensors in the tree, and is left out in the files
 
     def __init__(self, name: str, owner: Any) -> None:
         self.name = name
@@ -72,35 +79,51 @@ class Part(ABC):
     def undo(self) -> Commit:
         """Return what takes back the state that the object has now."""
         plain, tensors = split(self.capture(), self.name)
-        return self.prepare(join(plain, {name: tensor.clone() for name, tensor in tensors.items()}))
+        kept = {name: torch.empty(one.shape, dtype=one.dtype, device="cpu").copy_(one) for name, one in tensors.items()}
+        return self.prepare(join(plain, kept))
 
 
 @final
 class ModulePart(Part):
-    """A module: parameters and persistent buffers, under their own names."""
+    """A module: parameters and persistent buffers, in the files under their own names; and its versions."""
 
     kind = "module"
+    root = "state."
 
     @property
     def parameters(self) -> list[str]:
         """Names of the parameters, tied ones once."""
         return [name for name, _ in self.owner.named_parameters()]
 
+    @property
+    def may_refuse(self) -> bool:
+        """Modules may load in ways of their own: hooks, extra state."""
+        return True
+
     def capture(self) -> Any:
-        """Return the module's state dict."""
-        return dict(self.owner.state_dict())
+        """Return the module's state dict, and the versions that its modules write beside it."""
+        state = self.owner.state_dict()
+        versions = {path: dict(one) for path, one in state._metadata.items()}  # noqa: SLF001  # torch has no other way
+        return {"state": dict(state), "versions": versions}
 
     def prepare(self, tree: Any) -> Commit:
         """Compare names, shapes and dtypes; the commit copies into the module's own tensors."""
         module: nn.Module = self.owner
         live = module.state_dict()
-        check_names(self.name, "tensors", tree, live)
-        for name, value in tree.items():
-            if _kind(value) != _kind(live[name]):
-                raise ContractError(f"{self.name}: {name!r} was saved as {_kind(value)}, and is {_kind(live[name])}")
+        if tree.keys() != {"state", "versions"}:
+            raise KeyError(f"the state of a module, not {list(tree)}")
+        check_names(self.name, "tensors", tree["state"], live)
+        for name, value in tree["state"].items():
+            here = live[name]
+            if isinstance(here, Tensor) and here.is_meta:
+                raise ContractError(f"{self.name}: {name!r} has no memory yet (meta device); call to_empty() first")
+            if isinstance(value, Tensor) and isinstance(here, Tensor) and _kind(value) != _kind(here):
+                raise ContractError(f"{self.name}: {name!r} was saved as {_kind(value)}, and is {_kind(here)}")
+        state = OrderedDict(tree["state"])
+        state._metadata = tree["versions"]  # type: ignore[attr-defined]  # noqa: SLF001  # as torch does
 
         def commit() -> None:
-            module.load_state_dict(tree, strict=True)
+            module.load_state_dict(state, strict=True)
 
         return commit
 
@@ -111,7 +134,7 @@ class OptimizerPart(Part):
 
     kind = "optimizer"
 
-    def __init__(self, name: str, owner: torch.optim.Optimizer, modules: Callable[[], Mapping[str, nn.Module]]) -> None:
+    def __init__(self, name: str, owner: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> None:
         super().__init__(name, owner)
         self._modules = modules
 
@@ -132,7 +155,7 @@ class OptimizerPart(Part):
         """Name every parameter of the optimizer: as in its module, with the part's name in front if it has several."""
         held = {parameter for group in self.owner.param_groups for parameter in group["params"]}
         found: dict[nn.Parameter, tuple[str, str]] = {}
-        for part, module in self._modules().items():
+        for part, module in self._modules.items():
             for name, parameter in module.named_parameters():
                 if parameter in held:
                     found.setdefault(parameter, (part, name))
@@ -170,8 +193,13 @@ class StatefulPart(Part):
         return not isinstance(self.owner, Preparing)
 
 
-def part_of(name: str, owner: object, modules: Callable[[], Mapping[str, nn.Module]]) -> Part:
+def part_of(name: str, owner: object, modules: Mapping[str, nn.Module]) -> Part:
     """Return the part of a checkpoint that an object is.
+
+    Args:
+        name: What it is saved as.
+        owner: The object.
+        modules: The modules of the checkpoint, now and later: they name the parameters of optimizers.
 
     Raises:
         ContractError: It has no state, or a name that no file can have.
@@ -182,32 +210,34 @@ def part_of(name: str, owner: object, modules: Callable[[], Mapping[str, nn.Modu
         return ModulePart(name, owner)
     if isinstance(owner, torch.optim.Optimizer):
         return OptimizerPart(name, owner, modules)
-    if isinstance(owner, Stateful):
+    if isinstance(owner, Stateful) and not isinstance(owner, type):
         return StatefulPart(name, owner)
-    raise ContractError(f"{name} must have state_dict() and load_state_dict(); got a {type(owner).__name__}")
+    raise ContractError(
+        f"{name} must be an object with state_dict() and load_state_dict(); got {owner!r:.80}. Parts are given one by "
+        "one, and the options are called keep, every_steps, every_seconds and background"
+    )
 
 
 def commit_all(prepared: Iterable[tuple[Part, Commit]]) -> None:
-    """Swap in what was prepared: first what may still refuse, undone if it does, then what cannot.
+    """Swap in what was prepared: first what may still refuse, all of it undone if one does, then what cannot.
 
     Raises:
         ContractError: An object refused its state; all are as they were.
     """
     pairs = sorted(prepared, key=lambda pair: not pair[0].may_refuse)
-    undone: list[Commit] = []
+    undone = [part.undo() for part, _ in pairs if part.may_refuse]
     for part, commit in pairs:
-        if not part.may_refuse:
-            commit()
-            continue
-        undone.append(part.undo())
+        done = False
         try:
             commit()
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-            for undo in reversed(undone):
-                undo()
-            raise ContractError(
-                f"{part.name}: {type(part.owner).__name__} refused its saved state: {error!r}"
-            ) from error
+            done = True
+        except _REFUSALS as error:
+            refused = f"{part.name}: {type(part.owner).__name__} refused its saved state: {error!r}"
+            raise ContractError(refused) from error
+        finally:
+            if not done and part.may_refuse:
+                for undo in undone:
+                    undo()
 
 
 def check_names(part: str, what: str, saved: Iterable[str], live: Iterable[str]) -> None:

@@ -72,4 +72,4 @@ def _text(state: Tensor) -> str:
 
 
 def _tensor(text: str) -> Tensor:
-    return torch.tensor(list(base64.b64decode(text, validate=True)), dtype=torch.uint8)
+    return torch.tensor(list(base64.b64decode(text, validate=True)), dtype=torch.uint8, device="cpu")

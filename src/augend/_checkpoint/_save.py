@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from augend._accumulator import Accumulator
+from augend._checkpoint._collection import Parts
 from augend._checkpoint._directory import prune, sweep, unfinished
 from augend._checkpoint._files import Files, remove_tree, write_file
 from augend._checkpoint._manifest import (
@@ -28,7 +29,6 @@ from augend._checkpoint._manifest import (
     record_of,
     to_bytes,
 )
-from augend._checkpoint._parts import Part
 from augend._checkpoint._position import Position, check_agreement, position_of
 from augend._checkpoint._random import capture_random
 from augend._checkpoint._storage import write_part
@@ -50,7 +50,7 @@ class Snapshot:
     kinds: dict[str, tuple[str, list[str]]]
 
 
-def take_snapshot(parts: Sequence[Part]) -> Snapshot:
+def take_snapshot(parts: Parts) -> Snapshot:
     """Copy the state of all parts.
 
     Args:
@@ -61,7 +61,8 @@ def take_snapshot(parts: Sequence[Part]) -> Snapshot:
         StateError: Accumulator and data do not agree, or a gradient waits in ``.grad`` for its step.
         ContractError: A state holds something that cannot be saved.
     """
-    accumulators = {part.name: part.owner for part in parts if isinstance(part.owner, Accumulator)}
+    parts.check_whole()
+    accumulators = parts.owners(Accumulator)
     for name, accumulator in accumulators.items():
         if accumulator.gradients_left:
             raise StateError(
@@ -70,27 +71,27 @@ def take_snapshot(parts: Sequence[Part]) -> Snapshot:
             )
     trees = {part.name: part.capture() for part in parts}
     states = {name: trees[name] for name in accumulators}
-    batches = [part.owner for part in parts if isinstance(part.owner, Batches)]
+    batches = list(parts.owners(Batches).values())
     if len(batches) == 1:
         check_agreement(batches[0], accumulators, states)
     plains: dict[str, Any] = {}
     tensors: dict[str, dict[str, Tensor]] = {}
-    for name, tree in trees.items():
-        plains[name], live = split(tree, name)
-        tensors[name] = {key: _staged(tensor) for key, tensor in live.items()}
+    for part in parts:
+        plains[part.name], live = split(trees[part.name], part.name)
+        tensors[part.name] = {key.removeprefix(part.root): _staged(tensor) for key, tensor in live.items()}
     updates = next((accumulator.updates for accumulator in accumulators.values()), 0)
     return Snapshot(
         position=position_of(batches, list(states.values()), updates),
         count=next((accumulator.state.count for accumulator in accumulators.values()), 0),
         updates=updates,
-        state={"random": [capture_random()], "parts": plains},
+        state={"random": [capture_random()], "ordinals": parts.ordinals(), "parts": plains},
         tensors=tensors,
         kinds={part.name: (part.kind, part.parameters) for part in parts},
     )
 
 
 def _staged(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor)
 
 
 def write_checkpoint(

@@ -45,7 +45,7 @@ def as_optimizers(given: Optimizers, parameters: Mapping[str, nn.Parameter]) -> 
 
 def _needs_arguments(optimizer: torch.optim.Optimizer) -> bool:
     fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(optimizer.step).parameters.values()
+    _, *parameters = inspect.signature(type(optimizer).step).parameters.values()  # the object's may be wrapped
     return any(one.default is inspect.Parameter.empty and one.kind not in fixed for one in parameters)
 
 

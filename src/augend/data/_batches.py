@@ -126,12 +126,35 @@ class Batches:
         """
         return self._begin(self._plan.end_of_epoch)
 
-    def register(self, owner: object) -> int:
+    @property
+    def current_epoch(self) -> int:
+        """The epoch that ``epoch()`` goes through next, from 0: that of the batch at the position.
+
+        Right after the last step of an epoch it is still that one, and ``epoch()`` is empty: so
+        ``for epoch in range(data.current_epoch, epochs)`` does after a resume what was still to do behind its end.
+        """
+        return self._plan.epoch_of(self._position.step)
+
+    @property
+    def owners(self) -> tuple[object | None, ...]:
+        """The accumulators by their ordinals; None for one that is gone."""
+        return tuple(owner() for owner in self._position.owners)
+
+    @property
+    def tracked(self) -> bool:
+        """Whether an accumulator tells what is done of the batch at hand; True while there is none at hand."""
+        return self._position.place is None or any(owner is not None for owner in self.owners)
+
+    def register(self, owner: object, ordinal: int | None = None) -> int:
         """Enrol an accumulator and return its ordinal; a known one keeps the one it has.
 
         Not collective, but every rank must enrol its accumulators in one order.
+
+        Args:
+            owner: The accumulator, told apart by identity.
+            ordinal: What it shall be, if that is free; None for the first free one.
         """
-        return self._position.enrol(owner)
+        return self._position.enrol(owner, ordinal)
 
     def unregister(self, owner: object) -> None:
         """Forget an accumulator that will not come back, with what it had pending; one that is unknown is no error.

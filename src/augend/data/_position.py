@@ -46,21 +46,22 @@ class Position:
         self.owners: list[Callable[[], object | None]] = []
         self.place: object | None = None  # what the batch at hand is told by; None if none was handed out
 
-    def enrol(self, owner: object) -> int:
-        """Return the ordinal of an owner, told apart by identity; the first free one if it is new."""
+    def enrol(self, owner: object, wanted: int | None = None) -> int:
+        """Return the ordinal of an owner, told apart by identity; the first free one, or a wanted one, if it is new."""
         known = [one() for one in self.owners]
         for ordinal, other in enumerate(known):
             if other is owner:
                 return ordinal
-        for ordinal, other in enumerate(known):
-            if other is None:
-                self.owners[ordinal] = weakref.ref(owner)
-                self.ledger[ordinal] = Progress()
-                return ordinal
-        self.owners.append(weakref.ref(owner))
-        if len(self.ledger) < len(self.owners):
-            self.ledger.append(Progress())
-        return len(self.owners) - 1
+        free = [ordinal for ordinal, other in enumerate(known) if other is None]
+        ordinal = next(iter(free), len(known))
+        if wanted is not None and (wanted in free or wanted >= len(known)):
+            ordinal = wanted
+        if ordinal < len(known):
+            self.ledger[ordinal] = Progress()
+        self.owners.extend(_nobody for _ in range(ordinal + 1 - len(known)))
+        self.owners[ordinal] = weakref.ref(owner)
+        self.ledger.extend(Progress() for _ in range(len(self.owners) - len(self.ledger)))
+        return ordinal
 
     def leave(self, owner: object) -> None:
         """Treat an owner as one that is gone."""
