@@ -11,6 +11,7 @@ import jobs
 import numpy as np
 import pytest
 import torch
+from disk import Faulty
 from jobs import Job
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -313,27 +314,26 @@ def test_torch_s_schedulers_go_on(tmp_path, name):
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         scheduler = SCHEDULERS[name](optimizer)
-        return (
-            optimizer,
-            scheduler,
-            augend.Checkpoint(directory, model=model, optimizer=optimizer, scheduler=scheduler, background=False),
-        )
+        run = augend.Checkpoint(directory, model=model, optimizer=optimizer, scheduler=scheduler, background=False)
+        return (model, optimizer, scheduler), run
 
-    def rates(optimizer, scheduler, steps):
+    def rates(model, optimizer, scheduler, steps):
+        grads = augend.Accumulator(model)
         for _ in range(steps):
-            optimizer.step()
+            grads.backward(augend.losses.sum(model(torch.ones(1, 2))))
+            grads.step(optimizer)
             scheduler.step(1.0) if name == "plateau" else scheduler.step()
             yield optimizer.param_groups[0]["lr"]
 
-    optimizer, scheduler, _ = job(tmp_path / "whole")
-    expected = list(rates(optimizer, scheduler, 7))
-    optimizer, scheduler, run = job(tmp_path / "cut")
-    first = list(rates(optimizer, scheduler, 3))
+    objects, _ = job(tmp_path / "whole")
+    expected = list(rates(*objects, 7))
+    objects, run = job(tmp_path / "cut")
+    first = list(rates(*objects, 3))
     run.save()
     run.close()
-    optimizer, scheduler, run = job(tmp_path / "cut")
+    objects, run = job(tmp_path / "cut")
     assert run.load_latest() is not None
-    assert expected == first + list(rates(optimizer, scheduler, 4))
+    assert expected == first + list(rates(*objects, 4))
     run.close()
 
 
@@ -620,3 +620,210 @@ def test_more_than_one_rank_is_refused(tmp_path, monkeypatch):
     with pytest.raises(PlacementError, match="one process, and there are 2 ranks"):
         run.save()
     assert not (tmp_path / "new").exists()
+
+
+class Custom(torch.nn.Module):
+    """A module that keeps what torch would not: an extra state of any kind, and a version."""
+
+    _version = 2
+
+    def __init__(self, extra: object = None) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.extra = extra
+
+    def get_extra_state(self) -> object:
+        return self.extra
+
+    def set_extra_state(self, state: object) -> None:
+        if state == "bad":
+            raise ValueError("a bad state")
+        self.extra = state
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest) -> None:
+        if local_metadata.get("version", 1) < 2:
+            state_dict[f"{prefix}weight"] = state_dict[f"{prefix}weight"] * 10  # an old file is migrated
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+@pytest.mark.parametrize(
+    ("saved", "live"),
+    [
+        (collections.OrderedDict(a=1), {"a": 1}),
+        (np.float64(2.5), 2.5),
+        ({"seen": (1, None)}, None),
+        (torch.arange(3), torch.zeros(3, dtype=torch.int64)),
+        (3, "other"),
+    ],
+)
+def test_extra_state_of_modules_comes_back(tmp_path, saved, live):
+    """What get_extra_state gives is what set_extra_state gets, whatever the live module has now."""
+    run = augend.Checkpoint(tmp_path, model=Custom(saved), background=False)
+    path = run.save()
+    run.close()
+    model = Custom(live)
+    augend.Checkpoint(tmp_path, model=model).load(path)
+    assert str(saved) == str(model.extra) or dict(saved) == model.extra
+
+
+def test_versions_of_modules_come_back(tmp_path):
+    """A module that migrates old states sees that this one is new."""
+    run = augend.Checkpoint(tmp_path, model=torch.nn.Sequential(Custom()), background=False)
+    path = run.save()
+    run.close()
+    model = torch.nn.Sequential(Custom())
+    augend.Checkpoint(tmp_path, model=model).load(path)
+    assert [1.0, 1.0] == model[0].weight.tolist()
+
+
+class Picky(Counter):
+    """Refuses to load with an error of its own kind."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.error = error
+
+    def load_state_dict(self, state) -> None:
+        if state["value"] == 13:
+            raise self.error("thirteen")
+        super().load_state_dict(state)
+
+
+@pytest.mark.parametrize("error", [AssertionError, ZeroDivisionError, OSError, KeyError, KeyboardInterrupt])
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_whatever_refuses_everything_is_undone(tmp_path, error, place):
+    """Also where the object that refuses comes last, and for an interrupt: all parts are as they were."""
+    picky, counter = Picky(error), Counter()
+    model = Custom("a state")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = {"picky": picky, "counter": counter, "model": model, "optimizer": optimizer}
+    if place == "last":
+        parts = dict(reversed(parts.items()))
+    run = augend.Checkpoint(tmp_path, **parts, background=False)
+    picky.value = 13
+    path = run.save()
+    picky.value, counter.value, model.extra = 1, 7, "another"
+    with torch.no_grad():
+        model.weight.fill_(3.0)
+    optimizer.param_groups[0]["lr"] = 0.5
+    kind = KeyboardInterrupt if error is KeyboardInterrupt else ContractError
+    with pytest.raises(kind, match="thirteen"):
+        run.load(path)
+    assert (1, 7, "another", 0.5) == (picky.value, counter.value, model.extra, optimizer.param_groups[0]["lr"])
+    assert [3.0, 3.0] == model.weight.tolist()
+    run.close()
+
+
+def test_a_module_that_refuses_is_a_refusal(tmp_path):
+    """An error of a module's own loading is named, and what was loaded before it is undone."""
+    model, counter = Custom("bad"), Counter()
+    run = augend.Checkpoint(tmp_path, counter=counter, model=model, background=False)
+    path = run.save()
+    counter.value, model.extra = 7, "good"
+    with pytest.raises(ContractError, match=r"model: Custom refused its saved state: ValueError\('a bad state'\)"):
+        run.load(path)
+    assert (7, "good") == (counter.value, model.extra)
+    run.close()
+
+
+def test_nothing_is_saved_after_a_load_that_was_interrupted(tmp_path, monkeypatch):
+    """Between two parts that cannot refuse an interrupt leaves a mixture: it can be loaded over, but not saved."""
+    job = Job(tmp_path)
+    for _ in itertools.islice(job.moments(), 7):
+        pass
+    before = job.everything()
+    job.run.save()
+
+    def interrupted(places):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(augend.Batches, "arrange", lambda data, places: interrupted(places))
+        with pytest.raises(KeyboardInterrupt):
+            job.run.load_latest()
+    with pytest.raises(StateError, match="interrupted in the middle of it; load again before you save"):
+        job.run.save()
+    job.run.load_latest()
+    assert before == job.everything()
+    job.run.save()
+    job.run.close()
+
+
+def test_a_record_that_cannot_be_written_leaves_all_as_it_was(tmp_path):
+    """On a full disk load_latest refuses before anything is loaded."""
+    job = Job(tmp_path)
+    job.run.save()
+    for _ in itertools.islice(job.moments(), 7):
+        pass
+    before = job.everything()
+    job.run._files = Faulty("append", 0)
+    with pytest.raises(CheckpointError, match=r"restarts\.jsonl cannot be written: No space left"):
+        job.run.load_latest()
+    assert before == job.everything()
+    job.run.close()
+
+
+def test_a_rate_that_the_program_holds_stays_its_own(tmp_path):
+    """A tensor rate is written into, not replaced: a loop that fills it goes on to be heard."""
+    rate = torch.tensor(0.1)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    run = augend.Checkpoint(tmp_path, model=model, optimizer=optimizer, background=False)
+    path = run.save()
+    rate.fill_(0.5)
+    run.load(path)
+    run.close()
+    assert rate is optimizer.param_groups[0]["lr"]
+    assert torch.equal(torch.tensor(0.1), rate)
+
+
+def test_what_an_optimizer_keeps_beside_its_parameters_is_saved(tmp_path):
+    """State under keys that are no parameters, and what hooks add, comes back."""
+    model = torch.nn.Linear(1, 1)
+
+    def optimizer_of(seen: list) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if seen:
+            optimizer.register_state_dict_post_hook(lambda one, state: {**state, "seen": list(seen)})
+            optimizer.register_load_state_dict_pre_hook(lambda one, state: seen.append(state.pop("seen")))
+        return optimizer
+
+    plain = optimizer_of([])
+    plain.state["count"] = 3
+    run = augend.Checkpoint(tmp_path / "plain", model=model, optimizer=plain, background=False)
+    path = run.save()
+    plain.state.clear()
+    run.load(path)
+    run.close()
+    assert 3 == plain.state["count"]
+    seen: list = [5]
+    run = augend.Checkpoint(tmp_path / "hooks", model=model, optimizer=optimizer_of(seen), background=False)
+    path = run.save()
+    seen[0] = 6
+    run.load(path)
+    run.close()
+    assert [6, [5]] == seen
+
+
+def test_what_has_no_memory_yet_is_refused(tmp_path):
+    """Models on the meta device and lazy ones are named, with the remedy, and never skipped."""
+    path = augend.Checkpoint(tmp_path, model=torch.nn.Linear(1, 1), background=False).save()
+    with pytest.raises(ContractError, match=r"model: 'weight' has no memory yet \(meta device\); call to_empty"):
+        augend.Checkpoint(tmp_path, model=torch.nn.Linear(1, 1, device="meta")).load(path)
+    for model in (torch.nn.LazyLinear(1), torch.nn.Linear(1, 1, device="meta")):
+        with pytest.raises(ContractError, match=r"weight' is .*(on meta|not initialised yet)"):
+            augend.Checkpoint(tmp_path / "new", model=model).save()
+
+
+def test_a_load_clears_the_gradient_of_an_earlier_finish(tmp_path):
+    """After a load there is no update left over from before it: the next save is allowed."""
+    job = Job(tmp_path)
+    job.run.save()
+    for microbatch in job.grads.microbatches(next(iter(job.data))):
+        job.grads.backward(jobs.loss(job.model, microbatch))
+    job.grads.finish()
+    job.run.load_latest()
+    assert not job.grads.gradients_left
+    assert all(parameter.grad is None for parameter in job.model.parameters())
+    job.run.save()
+    job.run.close()

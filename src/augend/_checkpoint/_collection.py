@@ -8,7 +8,7 @@ from typing import Any, TypeVar, final
 from torch import nn
 
 from augend._accumulator import Accumulator
-from augend._checkpoint._parts import Part, part_of
+from augend._checkpoint._parts import Commit, Part, part_of
 from augend._checkpoint._position import step_and_rows
 from augend.data import Batches
 from augend.errors import ContractError, StateError
@@ -133,18 +133,29 @@ class Parts:
             for name, data in self.owners(Batches).items()
         }
 
-    def take_ordinals(self, saved: Any) -> None:
-        """Register every accumulator as it was when the checkpoint was saved: their draws and rows go by that.
+    def prepare_ordinals(self, saved: Any) -> Commit:
+        """Check the ordinals that accumulators had when the checkpoint was saved: their draws and rows go by them.
+
+        Returns:
+            What gives them these again, once the position of the data is loaded.
 
         Raises:
-            ContractError: They are registered in another order already.
+            ContractError: Somebody else has one of them.
         """
         accumulators = self.owners(Accumulator)
+        arranged: list[tuple[Batches, dict[int, object]]] = []
         for name, data in self.owners(Batches).items():
-            pairs = sorted((ordinal, part) for part, ordinal in saved[name].items() if part in accumulators)
-            found = {part: data.register(accumulators[part], ordinal) for ordinal, part in pairs}
-            if found != saved[name]:
-                raise ContractError(
-                    f"the accumulators went through {name} in the order {[part for _, part in pairs]}, and are "
-                    f"registered as {found}; make Checkpoint before the first batch is taken, with the same names"
-                )
+            places: dict[int, object] = {ordinal: accumulators[part] for part, ordinal in saved[name].items()}
+            for ordinal, owner in enumerate(data.owners):
+                if ordinal in places and owner is not None and not any(owner is one for one in accumulators.values()):
+                    raise ContractError(
+                        f"an accumulator that is no part of the checkpoint is number {ordinal} of {name}, as one of "
+                        "the saved ones was: make the Checkpoint before its first batch, or forget it with unregister()"
+                    )
+            arranged.append((data, places))
+
+        def commit() -> None:
+            for data, places in arranged:
+                data.arrange(places)
+
+        return commit

@@ -42,7 +42,7 @@ def prepare_parts(path: Path, manifest: Manifest, parts: Parts, only: Collection
 
 
 def prepare_all(path: Path, manifest: Manifest, parts: Parts) -> Commit:
-    """Read every part and the random state, and check them; nothing is changed but the order of accumulators.
+    """Read every part and the random state, and check them; nothing is changed yet.
 
     Returns:
         What loads them: all, or where one refuses, none.
@@ -63,10 +63,11 @@ def prepare_all(path: Path, manifest: Manifest, parts: Parts) -> Commit:
         prepared = _prepared(path, manifest, list(parts), state["parts"])
         restore_random = prepare_random(state["random"][0])
         with _understood(f"{path}: the order of the accumulators"):
-            parts.take_ordinals(state["ordinals"])
+            arrange = parts.prepare_ordinals(state["ordinals"])
 
     def commit() -> None:
         _commit(prepared)
+        arrange()
         restore_random()
 
     return commit
@@ -130,7 +131,8 @@ def read_tensors(path: Path, manifest: Manifest, part: str, keys: Collection[str
     }
     if targets:
         try:
-            read_part(path / part, targets)
+            with torch.device("cpu"):  # the reader would make its tensors on the program's default device
+                read_part(path / part, targets)
         except (OSError, KeyError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
             raise CheckpointError(f"{path / part} cannot be read: {error!r}") from error
     return targets

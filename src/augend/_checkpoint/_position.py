@@ -85,5 +85,5 @@ def check_agreement(data: Batches, owners: Mapping[str, object], states: Mapping
         if state["rows_done"] != done or (done and state["step"] != position["step"]):
             raise StateError(
                 f"{name} holds {state['rows_done']} rows of batch {state['step']}, and the data counts {done} rows of "
-                f"batch {position['step']} as done for it; {_REMEDY}"
+                f"batch {position['step']} as done for it; {_REMEDY}; after reset(), enter it again first"
             )

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from augend.errors import CheckpointError, ContractError
 
@@ -119,6 +120,8 @@ def _scalar(value: bool | str | float | None) -> Any:  # noqa: FBT001  # one of 
 
 def _named(tensor: Tensor, path: tuple[str, ...], what: str, tensors: dict[str, Tensor]) -> str:
     name = ".".join(path)
+    if is_lazy(tensor):
+        raise ContractError(f"{what}: the tensor {name!r} is not initialised yet; run a forward first")
     dense = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta
     if not dense or tensor.dtype not in DTYPES.values():
         kind = f"{tensor.layout}, {tensor.dtype} on {tensor.device}"

@@ -145,16 +145,22 @@ class Batches:
         """Whether an accumulator tells what is done of the batch at hand; True while there is none at hand."""
         return self._position.place is None or any(owner is not None for owner in self.owners)
 
-    def register(self, owner: object, ordinal: int | None = None) -> int:
+    def register(self, owner: object) -> int:
         """Enrol an accumulator and return its ordinal; a known one keeps the one it has.
 
         Not collective, but every rank must enrol its accumulators in one order.
-
-        Args:
-            owner: The accumulator, told apart by identity.
-            ordinal: What it shall be, if that is free; None for the first free one.
         """
-        return self._position.enrol(owner, ordinal)
+        return self._position.enrol(owner)
+
+    def arrange(self, places: Mapping[int, object]) -> None:
+        """Give accumulators these ordinals, and with them what the loaded position says is done there.
+
+        For a position that was loaded into another program than the one that saved it. Whoever had one of these
+        ordinals before is forgotten.
+
+        Not collective, but every rank must arrange its accumulators in one order.
+        """
+        self._position.arrange(places)
 
     def unregister(self, owner: object) -> None:
         """Forget an accumulator that will not come back, with what it had pending; one that is unknown is no error.

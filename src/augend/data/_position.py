@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -46,22 +46,31 @@ class Position:
         self.owners: list[Callable[[], object | None]] = []
         self.place: object | None = None  # what the batch at hand is told by; None if none was handed out
 
-    def enrol(self, owner: object, wanted: int | None = None) -> int:
-        """Return the ordinal of an owner, told apart by identity; the first free one, or a wanted one, if it is new."""
+    def enrol(self, owner: object) -> int:
+        """Return the ordinal of an owner, told apart by identity; the first free one if it is new."""
         known = [one() for one in self.owners]
         for ordinal, other in enumerate(known):
             if other is owner:
                 return ordinal
-        free = [ordinal for ordinal, other in enumerate(known) if other is None]
-        ordinal = next(iter(free), len(known))
-        if wanted is not None and (wanted in free or wanted >= len(known)):
-            ordinal = wanted
-        if ordinal < len(known):
-            self.ledger[ordinal] = Progress()
-        self.owners.extend(_nobody for _ in range(ordinal + 1 - len(known)))
-        self.owners[ordinal] = weakref.ref(owner)
-        self.ledger.extend(Progress() for _ in range(len(self.owners) - len(self.ledger)))
-        return ordinal
+        for ordinal, other in enumerate(known):
+            if other is None:
+                self.owners[ordinal] = weakref.ref(owner)
+                self.ledger[ordinal] = Progress()
+                return ordinal
+        self.owners.append(weakref.ref(owner))
+        if len(self.ledger) < len(self.owners):
+            self.ledger.append(Progress())
+        return len(self.owners) - 1
+
+    def arrange(self, places: Mapping[int, object]) -> None:
+        """Give owners these ordinals, and with them what the ledger says there."""
+        moved = list(places.values())
+        owners = [_nobody if any(one() is owner for owner in moved) else one for one in self.owners]
+        owners.extend(_nobody for _ in range(max(places, default=-1) + 1 - len(owners)))
+        for ordinal, owner in places.items():
+            owners[ordinal] = weakref.ref(owner)
+        self.owners = owners
+        self.ledger.extend(Progress() for _ in range(len(owners) - len(self.ledger)))
 
     def leave(self, owner: object) -> None:
         """Treat an owner as one that is gone."""
