@@ -501,3 +501,64 @@ def test_called_again_after_an_interruption(folders, place):
         history = job.fit(data, loss, optimizer=optimizer, checkpoint=checkpoint)
     assert 3 == caught.value.code
     assert expected == outcome(job.model, history)
+
+
+def test_the_accumulator_of_the_checkpoint_is_used(folders):
+    """One that the Checkpoint has is not joined by a second one of fit's own: its dtype counts, and its draws."""
+    outcomes = []
+    for place in ("accumulator", "checkpoint"):
+        model = network()
+        grads = augend.Accumulator(model, dtype="float64")
+        data = augend.Batches(rows(0), batch_size=8, microbatch_size=3)
+        parts, options = ({}, {"accumulator": grads}) if place == "accumulator" else ({"mine": grads}, {})
+        with augend.Checkpoint(next(folders) / "checkpoints", **parts, background=False) as checkpoint:
+            job = Job(next(folders))
+            job.model = model
+            outcomes.append(outcome(model, job.fit(data, mse, checkpoint=checkpoint, **options)))
+        assert STEPS == grads.updates
+        assert [grads] == [owner for owner in data.owners if owner is not None]
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_checkpoint_that_is_none_is_refused():
+    """A path is no Checkpoint; the message names what is."""
+    job = Job(Path())
+    job.model = network()
+    data = augend.Batches(rows(0), batch_size=8, microbatch_size=3)
+    with pytest.raises(ContractError, match=r"checkpoint must be an augend\.Checkpoint; got 'runs/x'"):
+        job.fit(data, mse, checkpoint="runs/x")
+
+
+def test_fewer_steps_than_are_done_are_refused(folders):
+    """Training cannot end before where it is: said before anything is told or saved."""
+    job = Job(next(folders))
+    job()
+    saved = sorted(job.directory.rglob("*"))
+    metrics = job.metrics.read_bytes()
+    job.options["steps"] = STEPS - 1
+    with pytest.raises(ContractError, match=f"would end after step {STEPS - 1}, and {STEPS} are done already"):
+        job()
+    assert [] == job.heard
+    assert metrics == job.metrics.read_bytes()
+    assert {one.name for one in job.directory.rglob("*")} - {one.name for one in saved} <= {"restarts.jsonl"}
+
+
+def test_steps_before_a_checkpoint_s_first_one_keep_their_lines(folders):
+    """Trained without a save, then with one, then resumed: the lines of the first steps stay where they are."""
+    job = Job(next(folders))
+    job.model = network()
+    optimizer = torch.optim.Adam(job.model.parameters(), lr=0.05)
+    data = augend.Batches(rows(0), batch_size=8, microbatch_size=3)
+    grads = augend.Accumulator(job.model)
+    options = {"optimizer": optimizer, "accumulator": grads, "listeners": [json_lines(job.metrics)]}
+    job.fit(data, mse, steps=2, **options)
+    before = job.metrics.read_bytes()
+    for steps in (4, STEPS):
+        with augend.Checkpoint(job.directory / "checkpoints", background=False) as checkpoint:
+            history = job.fit(data, mse, steps=steps, checkpoint=checkpoint, **options)
+    assert [2, 3, 4, 5] == [step.step for step in history.steps]
+    lines = job.metrics.read_bytes()
+    assert lines.startswith(before)
+    steps = [json.loads(line)["step"] for line in lines.splitlines() if b"validation" not in line]
+    assert list(range(STEPS)) == steps
+    assert not list(job.directory.glob("*lost*"))

@@ -6,12 +6,12 @@ import functools
 import json
 import warnings
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Final, Self, final
 
 from augend._checkpoint._background import Background
@@ -262,6 +262,11 @@ class Checkpoint:
         return count_restarts(self.directory)
 
     # ---------------------------------------------------------------- parts
+
+    @property
+    def parts(self) -> Mapping[str, object]:
+        """The objects that are saved, by name. Read-only."""
+        return MappingProxyType(self._parts.owners(object))
 
     @contextmanager
     def attached(self, **stateful: object) -> Iterator[Self]:

@@ -66,8 +66,9 @@ def fit(
             and at the end. What is there already is loaded first, and training goes on from it: the result is that of
             training that was never interrupted. Where training had ended, only a larger ``steps`` or ``epochs`` (or
             ``patience``) goes on. A validation that was interrupted is done again.
-        accumulator: What sums the gradients; None makes ``Accumulator(model)``. Needed for named terms, for other
-            than float32 sums, and to go on with the random draws and the schedule of an earlier call.
+        accumulator: What sums the gradients; None takes the checkpoint's, or makes ``Accumulator(model)``. Needed for
+            named terms, for other than float32 sums, and to go on with the random draws and the schedule of an
+            earlier call.
         listeners: Called with every ``Begin``, ``Step``, ``Validation`` and ``End``, in order.
         compile: Whether to run the model, and nothing else, through ``torch.compile``.
         empty: What a batch without any supervised item does: raise, or skip the update.
@@ -98,11 +99,13 @@ def fit(
         (40, True)
     """
     limit = _limit(data, steps, epochs)
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        raise ContractError(f"checkpoint must be an augend.Checkpoint; got {checkpoint!r:.80}")
     _check_validation(validation, validate_every, patience)
     every = data.steps_per_epoch if validate_every is None else validate_every
     told = Told(listeners)
     with (
-        _accumulating(model, data, accumulator) as grads,
+        _accumulating(model, data, accumulator or _accumulator_of(checkpoint)) as grads,
         _kept(checkpoint, told, limit, model=model, optimizer=optimizer, grads=grads, data=data) as keeper,
     ):
         stopped = Training(
@@ -121,6 +124,13 @@ def fit(
     return told.end(stopped)
 
 
+def _accumulator_of(checkpoint: Checkpoint | None) -> Accumulator | None:
+    """Return the accumulator that the checkpoint has already, if it is the only one."""
+    parts = () if checkpoint is None else checkpoint.parts.values()
+    found = [part for part in parts if isinstance(part, Accumulator)]
+    return found[0] if len(found) == 1 else None
+
+
 @contextmanager
 def _accumulating(model: nn.Module, data: Batches, given: Accumulator | None) -> Iterator[Accumulator]:
     """Lend the given accumulator, or one of our own; what an exception leaves in ours is offered again later."""
@@ -136,17 +146,29 @@ def _accumulating(model: nn.Module, data: Batches, given: Accumulator | None) ->
 
 
 @contextmanager
-def _kept(checkpoint: Checkpoint | None, told: Told, limit: int, **parts: object) -> Iterator[Checkpoint | Unkept]:
+def _kept(
+    checkpoint: Checkpoint | None, told: Told, limit: int, data: Batches, **parts: object
+) -> Iterator[Checkpoint | Unkept]:
     """Go on from the latest checkpoint, tell where training begins, and save what it came to."""
     if checkpoint is None:
         told(Begin(steps=limit))
         yield Unkept()
         return
-    with checkpoint.attached(**parts, history=told):
+    with checkpoint.attached(**parts, data=data, history=told):
         position = checkpoint.load_latest()
+        if position is not None and position.step > limit:
+            raise ContractError(f"training would end after step {limit}, and {position.step} are done already")
         checkpoint.save_if_due()  # from here on a signal is a request to stop
         earlier = told.history("so far")
-        told(Begin(steps=limit, history=earlier, restarts=checkpoint.restarts, position=position))
+        begun = position is not None or data.state_dict()["step"] == 0
+        told(
+            Begin(
+                steps=limit,
+                history=earlier if begun else None,
+                restarts=checkpoint.restarts,
+                position=position,
+            )
+        )
         yield checkpoint
         if position is None or earlier != told.history("so far"):
             checkpoint.save()

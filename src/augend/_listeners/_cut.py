@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -12,7 +13,7 @@ from typing import Any, Final
 _OF_THE_PROCESS: Final = frozenset({"world", "restarts", "memory_bytes"})  # what a line has and its record has not
 
 
-def cut_back(path: Path, expected: Sequence[Mapping[str, Any]]) -> None:
+def cut_back(path: Path, expected: Sequence[Mapping[str, Any]], *, first_step: int = 0) -> None:
     """Leave in a file one line for each expected one, in their order, and move all other lines aside.
 
     A line that is there stays as it is, to the byte; one that is not is written. What belongs to no expected line, a
@@ -21,14 +22,16 @@ def cut_back(path: Path, expected: Sequence[Mapping[str, Any]]) -> None:
     Args:
         path: The file; one that does not exist has no lines.
         expected: The lines, which need not agree in ``world``, ``restarts`` and ``memory_bytes``.
+        first_step: Lines of steps before this one are none of the expected ones, and stay in front.
     """
     before = path.read_bytes() if path.exists() else b""
     lines = before.splitlines(keepends=True)
     found: dict[str, int] = {}
-    for index, line in enumerate(lines):
-        found.setdefault(_record(line), index)
-    kept: set[int] = set()
-    after = bytearray()
+    said = [_plain(line) for line in lines]
+    for index, (line, plain) in enumerate(zip(lines, said, strict=True)):
+        found.setdefault(repr(line) if plain is None else _key(plain), index)
+    kept = {index for index, plain in enumerate(said) if plain is not None and _step(plain) < first_step}
+    after = bytearray(b"".join(lines[index] for index in sorted(kept)))
     for record in expected:
         place = found.get(_key(record))
         if place is None:
@@ -44,13 +47,19 @@ def cut_back(path: Path, expected: Sequence[Mapping[str, Any]]) -> None:
     _replace(path, after)
 
 
-def _record(line: bytes) -> str:
-    """Return what a line says of the run; the line itself, which no record is, where it is torn or no JSON object."""
+def _plain(line: bytes) -> dict[str, Any] | None:
+    """Return what a line says; None where it is torn or no JSON object."""
     try:
         plain = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:  # of JSON or of UTF-8
         plain = None
-    return _key(plain) if isinstance(plain, dict) else repr(line)
+    return plain if isinstance(plain, dict) else None
+
+
+def _step(plain: Mapping[str, Any]) -> float:
+    """Return the step that a line is of; infinity where it is of none."""
+    step = plain.get("step")
+    return step if isinstance(step, int) else math.inf
 
 
 def _key(line: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ class _JsonLines:
         if isinstance(event, Begin):
             self._restarts = event.restarts
             if event.history is not None:
-                cut_back(self._path, _lines_of(event.history, event.restarts))
+                cut_back(self._path, _lines_of(event.history, event.restarts), first_step=_first_step(event))
         elif isinstance(event, Step):
             self._append(_of_step(event, self._restarts, _peak_memory_bytes()))
         elif isinstance(event, Validation):
@@ -59,6 +59,13 @@ class _JsonLines:
     def _append(self, line: dict[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def _first_step(begin: Begin) -> int:
+    """Return the first step that the history is about; what was before it, in a run without a checkpoint, stays."""
+    if begin.history is not None and begin.history.steps:
+        return begin.history.steps[0].step
+    return 0 if begin.position is None else begin.position.step
 
 
 def _lines_of(history: History, restarts: int) -> list[dict[str, Any]]:
