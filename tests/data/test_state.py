@@ -301,3 +301,48 @@ def test_unregister_gives_the_ordinal_to_the_next():
     data.unregister(Owner())
     assert [0, 1] == [data.register(third), data.register(second)]
     assert [[0, False], [0, False]] == data.state_dict()["ledger"]
+
+
+def test_the_epoch_at_hand_stays_until_the_next_begins():
+    """Right after the last step of an epoch it is still that one, after a load too; behind the loop it is the next."""
+    data, owner = batches(), Owner()
+    for epoch in range(data.current_epoch, 3):
+        for batch in data.epoch():
+            batch.progress(owner).closed = True
+            assert epoch == batch.epoch == data.current_epoch == resumed(data.state_dict()).current_epoch
+        assert epoch + 1 == data.current_epoch
+
+
+def test_who_tells_what_is_done():
+    """Tracked is what nobody has taken yet, and what an accumulator goes through; owners are told by their ordinals."""
+    data, owner = batches(), Owner()
+    assert (True, ()) == (data.tracked, data.owners)
+    batch = next(iter(data))
+    assert not data.tracked
+    batch.progress(owner)
+    assert (True, (owner,)) == (data.tracked, data.owners)
+    del owner
+    assert (False, (None,)) == (data.tracked, data.owners)
+
+
+def test_ordinals_can_be_given():
+    """Arranged owners have what the ledger says at their ordinals; who was there is forgotten."""
+    data, first, second = batches(), Owner(), Owner()
+    data.register(second)
+    data.register(first)
+    train(data, [second], stop=1)
+    state = data.state_dict()
+    assert [[2, False], [0, False]] == state["ledger"]
+    other, third, fourth = batches(), Owner(), Owner()
+    other.register(third)
+    other.load_state_dict(state)
+    other.arrange({1: third, 2: fourth})
+    assert (None, third, fourth) == other.owners
+    assert [*state["ledger"], [0, False]] == other.state_dict()["ledger"]
+    batch = next(iter(other))
+    assert 0 == batch.progress(third).rows_done
+    other.arrange({0: third})
+    assert (third, None, fourth) == other.owners
+    assert 2 == batch.progress(third).rows_done
+    other.arrange({})
+    assert (third, None, fourth) == other.owners
