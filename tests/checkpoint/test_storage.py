@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from disk import Counting, Faulty, Short, Unsynced, open_handles
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import reference
 from augend._checkpoint._files import LocalFiles
 from augend._checkpoint._manifest import record_of
-from augend._checkpoint._storage import _Through, read_part, write_part
+from augend._checkpoint._storage import read_part, write_part
 from augend._checkpoint._tree import DTYPES
 
+FEW = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
 FILE = "shard-00001-model-00001-of-00001.safetensors"
 
 
@@ -103,15 +103,25 @@ def test_a_fault_is_an_oserror_and_leaves_no_handle(tmp_path: Path, kind: str) -
     assert handles == open_handles()
 
 
-def test_a_stream_knows_what_it_has_taken(tmp_path: Path) -> None:
-    """tell() counts bytes; a second close does nothing, and the handle is given back once."""
+def test_equal_tensors_are_equal_bytes(tmp_path: Path) -> None:
+    """Whatever the order in which they come: the file, and so its hash, is a function of the tensors alone."""
+    tensors = {name: torch.ones(3, dtype=dtype) for name, dtype in zip("abcd", FEW, strict=True)}
+    first = write_part(LocalFiles(), tmp_path / "one", tensors)
+    second = write_part(LocalFiles(), tmp_path / "two", dict(reversed(tensors.items())))
+    assert first == second
+    assert (tmp_path / "one" / FILE).read_bytes() == (tmp_path / "two" / FILE).read_bytes()
+
+
+@given(st.lists(st.sampled_from([0, 1, 3, 1000, 150_000, 300_000, 900_000]), min_size=1, max_size=7), st.randoms())
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_pieces_are_the_file_that_safetensors_reads(tmp_path_factory, sizes: list[int], random) -> None:
+    """Small tensors gathered, large ones as they lie: safetensors reads them back, aligned, in few large writes."""
+    tensors = {str(index): torch.arange(size).to(random.choice(FEW)) for index, size in enumerate(sizes)}
+    directory = tmp_path_factory.mktemp("pieces") / "part"
     files = Counting()
-    through = _Through(files)
-    with through.create_stream(tmp_path / "x", "wb") as stream:
-        assert 0 == stream.tell()
-        assert 16 == stream.write(torch.ones(2, dtype=torch.float64).numpy())
-        assert 16 == stream.tell()
-        stream.close()
-        stream.close()
-    assert Counter(create=1, write=1, fsync=1, close=1) == files.calls
-    assert 16 == through.records["x"].bytes
+    (record,) = write_part(files, directory, tensors).values()
+    read = load_file(directory / FILE)
+    assert tensors.keys() == read.keys()
+    assert all(tensors[name].dtype == read[name].dtype and torch.equal(tensors[name], read[name]) for name in read)
+    assert (directory / FILE).stat().st_size == record.bytes
+    assert files.calls["write"] <= 2 + 2 * record.bytes // 2**20

@@ -7,20 +7,20 @@ there is no process group, and a filter for warnings is no business of a backgro
 from __future__ import annotations
 
 import hashlib
-import io
-import os
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast, final
 
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from augend._checkpoint._files import Files, write_all
 from augend._checkpoint._manifest import FileRecord
+from augend._checkpoint._safetensors import pieces
 
 
 def write_part(files: Files, directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, FileRecord]:
@@ -29,15 +29,12 @@ def write_part(files: Files, directory: Path, tensors: Mapping[str, Tensor]) -> 
     Args:
         files: The file system.
         directory: Must not exist.
-        tensors: Contiguous, on the CPU, none sharing memory with another; at least one.
+        tensors: Contiguous, on the CPU; at least one.
 
     Returns:
         Size and hash of every file, by its name.
     """
-    through = _Through(files)
-    writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
-    writer.fs = through
-    writer.sync_files = False  # done by the sink: torch would sync the whole machine where it has no file descriptor
+    writer = _Writer(files, directory)
     planner = DefaultSavePlanner(flatten_state_dict=False)
     planner.set_up_planner(dict(tensors), storage_meta=None, is_coordinator=True)
     writer.set_up_storage_writer(is_coordinator=True)
@@ -45,7 +42,7 @@ def write_part(files: Files, directory: Path, tensors: Mapping[str, Tensor]) -> 
     (plan,) = writer.prepare_global_plan(plans)
     results = writer.write_data(planner.finish_plan(plan), planner).wait()
     writer.finish(metadata, [results])
-    return through.records
+    return writer.records
 
 
 def read_part(directory: Path, targets: Mapping[str, Tensor]) -> None:
@@ -68,66 +65,47 @@ def read_part(directory: Path, targets: Mapping[str, Tensor]) -> None:
 
 
 @final
-class _Through(FileSystem):
-    """torch's file system, but that everything written goes through ours."""
+class _Writer(HuggingFaceStorageWriter):
+    """torch's writer, but that every byte goes through our files, hashed, and none is copied to be written."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, directory: Path) -> None:
+        super().__init__(str(directory), save_distributed=True)
         self._files = files
+        self._directory = directory
         self.records: dict[str, FileRecord] = {}
 
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:  # noqa: ARG002  # torch's signature
-        """Lend a stream into a new file, which is on disk when the stream is closed."""
-        sink = _Sink(self._files, Path(path))
-        try:
-            yield sink
-            sink.close()
-            self.records[Path(path).name] = sink.record()
-        finally:
-            sink.abandon()
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Make the directory, which torch would take if it were there already."""
+        self._files.make_directory(self._directory)
+        return plan
 
-    def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Make a new directory."""
-        self._files.make_directory(Path(path))
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write what the plan gives to this rank into one file, called as torch calls it."""
+        tensors: dict[str, Tensor] = {}
+        offsets: dict[str, list[int]] = {}
+        results: list[WriteResult] = []
+        name = f"shard-{plan.storage_data['shard_index']:05d}-model-00001-of-00001.safetensors"
+        for item in plan.items:
+            key = item.index.fqn
+            tensors[key] = cast("Tensor", planner.resolve_data(item)).detach()
+            offsets[key] = [] if item.tensor_data is None else list(item.tensor_data.chunk.offsets)
+            results.append(WriteResult(index=item.index, size_in_bytes=tensors[key].nbytes, storage_data=name))
+        self.records[name] = _written(self._files, self._directory / name, tensors, offsets)
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
 
 
-@final
-class _Sink(io.RawIOBase):
-    """A file that counts and hashes what is written to it."""
-
-    def __init__(self, files: Files, path: Path) -> None:
-        super().__init__()
-        self._files = files
-        self._hash = hashlib.sha256()
-        self._bytes = 0
-        self._file: int | None = None  # the base class closes what could not be opened, too
-        self._file = files.create(path)
-
-    def write(self, data: object) -> int:
-        """Write all of the data."""
-        view = memoryview(cast("bytes", data)).cast("B")
-        write_all(self._files, cast("int", self._file), view)
-        self._hash.update(view)
-        self._bytes += len(view)
-        return len(view)
-
-    def tell(self) -> int:
-        """Return how many bytes were written."""
-        return self._bytes
-
-    def close(self) -> None:
-        """Wait until all is on disk."""
-        if self._file is not None:
-            self._files.fsync(self._file)
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Give the handle back, whatever happened."""
-        file, self._file = self._file, None
-        if file is not None:
-            self._files.close(file)
-        super().close()
-
-    def record(self) -> FileRecord:
-        """Return size and hash of what was written."""
-        return FileRecord(self._bytes, self._hash.hexdigest())
+def _written(files: Files, path: Path, tensors: Mapping[str, Tensor], offsets: Mapping[str, list[int]]) -> FileRecord:
+    """Write a file, wait until it is on disk, and return its record."""
+    digest, size = hashlib.sha256(), 0
+    file = files.create(path)
+    try:
+        for piece in pieces(tensors, offsets):
+            write_all(files, file, piece)
+            digest.update(piece)
+            size += len(piece)
+        files.fsync(file)
+    finally:
+        files.close(file)
+    return FileRecord(size, digest.hexdigest())

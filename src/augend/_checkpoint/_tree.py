@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from augend._checkpoint._safetensors import NAMES
 from augend.errors import CheckpointError, ContractError
 
 _TENSOR, _FLOAT, _TUPLE, _PAIRS, _COUNTER = "$tensor", "$float", "$tuple", "$pairs", "$counter"
@@ -18,13 +19,7 @@ _FLOATS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _DEEPEST: Final = 64  # dictionaries and lists one in another: far from where Python's own stack ends
 _INT_BITS: Final = 2048  # far from where Python refuses to print or read an int
 _RESERVED: Final = "__metadata__"  # a key of every safetensors file
-DTYPES: Final = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2),
-    )
-}
+DTYPES: Final = {str(dtype).removeprefix("torch."): dtype for dtype in NAMES}
 
 
 def split(tree: object, what: str) -> tuple[Any, dict[str, Tensor]]:

@@ -18,25 +18,13 @@ import msgspec
 import torch
 
 from augend._checkpoint._manifest import FILE, STATE_FILE, FileRecord, Manifest, PartRecord, Whole, from_bytes
+from augend._checkpoint._safetensors import NAMES, OFFSETS
 from augend._checkpoint._tree import DTYPES
 from augend.errors import CheckpointError, ContractError
 
 _MANIFEST_BYTES: Final = 1 << 30  # more than any manifest needs: about 200 bytes a tensor
 _HEADER_BYTES: Final = 100_000_000  # the limit of the safetensors format itself
-_DTYPE_OF: Final = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-}
+_DTYPE_OF: Final = {name: str(dtype).removeprefix("torch.") for dtype, name in NAMES.items()}
 Box = list[tuple[int, int]]  # begin and end in each dim
 
 
@@ -190,7 +178,7 @@ def _header(path: Path, name: str) -> Iterator[tuple[str, str, Box]]:
         data = os.fstat(file.fileno()).st_size - 8 - length
     tensors = {key: msgspec.convert(entry, _Entry) for key, entry in header.items() if key != "__metadata__"}
     metadata = msgspec.convert(header.get("__metadata__"), dict[str, str])
-    places = msgspec.convert(json.loads(metadata["DCP_SHARDING_INFO"]), dict[str, _Place])
+    places = msgspec.convert(json.loads(metadata[OFFSETS]), dict[str, _Place])
     for key, entry in tensors.items():
         dtype = _DTYPE_OF[entry.dtype]
         begin, end = entry.data_offsets
