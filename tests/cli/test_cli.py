@@ -19,6 +19,7 @@ from augend._cli import main
 from augend._cli._build import build_model, build_rows, build_training
 from augend._cli._trial import try_out
 from augend._config import Setting, read
+from augend.errors import CheckpointError
 
 VERBS = ["fit", "resume", "evaluate", "generate", "check", "inspect", "verify", "export"]
 
@@ -84,6 +85,14 @@ def test_the_seed_decides_the_weights(folder):
         weights.append(build_model(run, build_rows(run).source).weight.tolist())
     assert weights[0] == weights[1]
     assert weights[0] != weights[2]
+
+
+def test_a_name_that_leads_nowhere_is_taken(folder):
+    """A dangling link in the place of the next run's directory does not stop it."""
+    Path("runs").mkdir()
+    Path("runs/linear-1").symlink_to("nowhere")
+    assert 0 == main(["fit", "linear.toml"])
+    assert Path("runs/linear-2/metrics.jsonl").is_file()
 
 
 def test_runs_are_numbered(folder):
@@ -301,7 +310,34 @@ def test_failed_training_is_one_line_and_exit_1(folder, capsys):
     assert 1 == main(["fit", "linear.toml", "--set", "data.label=nan"])
     message = capsys.readouterr().err
     assert message.startswith("augend: failed: ")
+    assert message.endswith(
+        "; leave such batches out with: augend resume runs/linear-1 --set step.nonfinite=skip; or go on from the last "
+        "checkpoint with a lower rate: --set optimizer.lr=RATE\n"
+    )
     assert 1 == message.count("\n")
+    assert "reset()" not in message
+
+
+def test_a_batch_of_nothing_is_one_line_with_the_way_on(folder, capsys):
+    """A batch without a supervised item ends with 1, and the line's own command goes on with the run."""
+    assert 1 == main(["fit", "linear.toml", "--set", "data.counted=false"])
+    message = capsys.readouterr().err
+    skip = "augend resume runs/linear-1 --set step.empty=skip"
+    no_mean = "augend: failed: a batch has no supervised item, so it has no mean"
+    assert f"{no_mean}; leave such batches out with: {skip}\n" == message
+    assert 0 == main(skip.split()[1:])
+
+
+def test_a_save_that_fails_is_one_line_with_the_way_on(folder, capsys, monkeypatch):
+    """A checkpoint that cannot be written ends with 1 and the command that goes on."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise CheckpointError("the disk is full")
+
+    monkeypatch.setattr("augend._cli._course.Checkpoint.save", fail)
+    assert 1 == main(["fit", "linear.toml"])
+    line = "augend: failed: the disk is full; when that is mended, go on with: augend resume runs/linear-1\n"
+    assert line == capsys.readouterr().err
 
 
 def test_skipping_goes_on_where_raising_stops(folder, capsys):

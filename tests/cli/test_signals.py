@@ -99,7 +99,8 @@ def test_a_second_signal_kills_and_leaves_the_last_checkpoint(folder, capsys, di
         process.send_signal(signal.SIGTERM)
         _, message = process.communicate(timeout=SECONDS)
     assert -signal.SIGTERM == process.returncode
-    assert "augend: ended at once; the last checkpoint is kept\n" == message
+    said = "augend: ended at once; the last checkpoint is kept; go on with: augend resume runs/stopped-1\n"
+    assert said == message
     assert 0 == main(["resume", "runs/stopped-1"])
     assert "resumed     step 2, from " in capsys.readouterr().out
     assert digest == augend.inspect("runs/stopped-1").digest

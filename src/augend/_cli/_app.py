@@ -11,11 +11,12 @@ from augend import __version__
 from augend._cli._check import check
 from augend._cli._evaluate import evaluate
 from augend._cli._export import export
-from augend._cli._failures import WRONG_USAGE, complain
+from augend._cli._failures import FAILED, INTERRUPTED_UNSAVED, WRONG_USAGE, complain
 from augend._cli._fit import fit
 from augend._cli._generate import generate
 from augend._cli._inspect import inspect
 from augend._cli._resume import resume
+from augend._cli._streams import open_all, written_out
 from augend._cli._verify import verify
 
 app = typer.Typer(
@@ -44,12 +45,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 done; 1 failed; 2 wrong usage or configuration; 3 interrupted and saved; 130 interrupted at once; 141 nobody
         reads the output any more.
     """
+    open_all()
     try:
         code = app(arguments, prog_name="augend", standalone_mode=False)
     except TyperException as error:
         complain(f"{error.format_message().rstrip('.')} (see augend --help)")
         return WRONG_USAGE
-    return code if isinstance(code, int) else 0
+    except typer.Abort:
+        complain("interrupted")
+        return INTERRUPTED_UNSAVED
+    except OSError as error:  # of --help and --version: a verb reports its own
+        written_out()
+        complain(f"failed: standard output cannot be written: {error.strerror}")
+        return FAILED
+    code = code if isinstance(code, int) else 0
+    return code if written_out() else code or FAILED
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001 - a typer callback is called so

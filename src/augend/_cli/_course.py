@@ -17,11 +17,13 @@ from augend._cli._build import Rows, Training
 from augend._cli._console import Output
 from augend._cli._directory import CHECKPOINTS, METRICS
 from augend._cli._failures import INTERRUPTED_SAVED, INTERRUPTED_UNSAVED, complain
+from augend._cli._fixed import Fixed
 from augend._cli._signals import Announced
 from augend._config import RunFile
 from augend._fit import Begin, Event, Listener, Step
 from augend._listeners import json_lines
 from augend._progress import progress
+from augend.errors import CheckpointError, EmptyWindowError, NonFiniteError
 
 
 @final
@@ -31,26 +33,33 @@ class Course:
     Args:
         console: Where progress is shown.
         directory: The run directory.
+        fixed: What the run must have kept since its beginning.
         when_loaded: Called before the first step with the position that was loaded; None if nothing was saved yet.
     """
 
     _show: Listener  # there from Begin on: a refusal before it needs no bar
 
-    def __init__(self, console: Output, directory: Path, when_loaded: Callable[[Position | None], None]) -> None:
+    def __init__(
+        self, console: Output, directory: Path, fixed: Fixed, when_loaded: Callable[[Position | None], None]
+    ) -> None:
         self.begun = False
         self.steps = 0  # taken by this process
         self._console = console
         self._directory = directory
+        self._fixed = fixed
+        self._resume = f"augend resume {quote(str(directory))}"
         self._when_loaded = when_loaded
-        self._signals = Announced()
+        self._signals = Announced(self._resume)
         self._shown = ExitStack()
 
     def run(self, run: RunFile, rows: Rows, training: Training) -> History:
         """Train to the end.
 
         Raises:
-            CheckpointError: All checkpoints are damaged, or another process trains in this directory.
+            CheckpointError: All checkpoints are damaged, or another process trains in this directory; or the run could
+                not be saved.
             ContractError: The run is not the one that was saved.
+            EmptyWindowError, NonFiniteError: A batch cannot be trained on, and the run file says to stop then.
             typer.Exit: The run was interrupted.
         """
         checkpoint = Checkpoint(
@@ -58,6 +67,7 @@ class Course:
             keep=run.checkpoint.keep,
             every_steps=run.checkpoint.every_steps,
             every_seconds=run.checkpoint.every_seconds,
+            run=self._fixed,
         )
         with self._ended_well(checkpoint, training.data), checkpoint, self._shown:
             return augend_fit(
@@ -91,8 +101,7 @@ class Course:
 
     @contextmanager
     def _ended_well(self, checkpoint: Checkpoint, data: Batches) -> Iterator[None]:
-        """Turn every kind of interrupt into a line for people and an exit code."""
-        resume = f"augend resume {quote(str(self._directory))}"
+        """Turn every interrupt into a line for people and an exit code, and say of an error how the run goes on."""
         try:
             with warnings.catch_warnings(), self._signals:
                 warnings.filterwarnings("ignore", "a checkpoint was passed over: ")  # said by when_loaded
@@ -100,14 +109,29 @@ class Course:
         except SystemExit as stop:
             if not checkpoint.stop_requested or stop.code != INTERRUPTED_SAVED:
                 raise  # the user's own
-            self._console.say(f"stopped     {_position(data)}; go on with: {resume}")
+            self._console.say(f"stopped     {_position(data)}; go on with: {self._resume}")
             raise typer.Exit(INTERRUPTED_SAVED) from None
         except KeyboardInterrupt:
             if self.begun:
-                complain(f"ended at once; the last checkpoint is kept; go on with: {resume}")
+                complain(f"ended at once; the last checkpoint is kept; go on with: {self._resume}")
             else:
-                complain(f"interrupted before training began; begin with: {resume}")
+                complain(f"interrupted before training began; begin with: {self._resume}")
             raise typer.Exit(INTERRUPTED_UNSAVED) from None
+        except (EmptyWindowError, NonFiniteError) as error:
+            raise type(error)(self._remedied(error)) from error
+        except CheckpointError as error:
+            if not self.begun:
+                raise
+            raise CheckpointError(f"{error}; when that is mended, go on with: {self._resume}") from error
+
+    def _remedied(self, error: EmptyWindowError | NonFiniteError) -> str:
+        """Say in the words of a run file what the library says in Python's."""
+        if isinstance(error, EmptyWindowError):
+            what = "a batch has no supervised item, so it has no mean"
+            return f"{what}; leave such batches out with: {self._resume} --set step.empty=skip"
+        what = str(error).partition("; the window ")[0]
+        skip = f"leave such batches out with: {self._resume} --set step.nonfinite=skip"
+        return f"{what}; {skip}; or go on from the last checkpoint with a lower rate: --set optimizer.lr=RATE"
 
 
 def _position(data: Batches) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from augend._cli._failures import Reported
 from augend._cli._options import SavedPath, Traceback
-from augend.errors import ConfigError
+from augend.errors import CheckpointError, ConfigError
 
 _FORMATS: Final = ("safetensors",)
 
@@ -43,7 +43,11 @@ def export(
         source = restored(path)
         model, tokenizer = source.model, source.rows.source.tokenizer
         end = tokenizer.end_of_text if tokenizer is not None and isinstance(model, models.Llama) else None
-        models.export(model, target, end_of_text=end)
+        try:
+            models.export(model, target, end_of_text=end)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise CheckpointError(f"{target}: cannot be written: {reason}; name another place with --out") from error
         console = Output()
         console.say(f"checkpoint  {source.checkpoint.path}")
         console.say(f"export      {target}")

@@ -24,6 +24,10 @@ Settings: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the run file, such as optimizer.lr=3e-4."),
 ]
+Changes: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the run's config, such as steps=800."),
+]
 Traceback: TypeAlias = Annotated[bool, typer.Option("--traceback", help="Show Python's traceback of a failure.")]
 
 

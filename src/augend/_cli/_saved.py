@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 from augend import Inspection, inspect, verify
 from augend._cli._console import Output, in_units
-from augend._cli._directory import CHECKPOINTS
+from augend._cli._directory import checkpoints_of
 from augend.errors import CheckpointError, ConfigError
-
-_NAME: Final = re.compile(r"\d{8,}-step-\d+(-rows-\d+)?")
 
 
 def print_json(path: Path) -> bool:
@@ -52,7 +48,7 @@ def print_verified(path: Path) -> bool:
         CheckpointError: There is no checkpoint.
     """
     _check_exists(path)
-    checkpoints = _checkpoints(path)
+    checkpoints = checkpoints_of(path)
     if not checkpoints:
         verify(path)
     console = Output()
@@ -71,17 +67,6 @@ def print_verified(path: Path) -> bool:
 def _check_exists(path: Path) -> None:
     if not path.exists():
         raise ConfigError(f"{path}: no such path; give a run directory, such as runs/digits-1, or a checkpoint in it")
-
-
-def _checkpoints(path: Path) -> list[Path]:
-    """Return the checkpoints of a run directory or a directory of checkpoints, the oldest first, or the one given."""
-    if _NAME.fullmatch(path.resolve().name) or (path / "manifest.json").exists():
-        return [path]
-    for folder in (path, path / CHECKPOINTS):
-        found = [each for each in folder.glob("*-step-*") if _NAME.fullmatch(each.name)]
-        if found:
-            return sorted(found, key=lambda each: int(each.name.partition("-")[0]))
-    return []
 
 
 def _lines(found: Inspection) -> Iterator[tuple[str, str]]:

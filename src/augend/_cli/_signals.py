@@ -11,6 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any, Final, final
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_SHOW_CURSOR: Final = b"\x1b[?25h"
 
 
 @final
@@ -19,7 +20,13 @@ class Announced:
 
     A handler that is not Python's own, which Python can neither name nor put back, is left alone.
     Lines are written past Python's buffers: a handler may run in the middle of another line.
+
+    Args:
+        resume: The command that goes on with the run.
     """
+
+    def __init__(self, resume: str) -> None:
+        self._resume = resume
 
     def __enter__(self) -> Announced:
         handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -41,13 +48,16 @@ class Announced:
 
     def _first(self, handler: Any, number: int, frame: FrameType | None) -> None:
         for each, before in self._before.items():
-            signal.signal(each, _second if before == signal.SIG_DFL else before)
+            signal.signal(each, partial(_second, self._resume) if before == signal.SIG_DFL else before)
         _write("stopping: this micro-batch is finished and saved; once more ends at once")
         handler(number, frame)
 
 
-def _second(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
-    _write("ended at once; the last checkpoint is kept")
+def _second(resume: str, number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
+    with suppress(OSError):
+        if os.isatty(1):
+            os.write(1, _SHOW_CURSOR + b"\n")  # nothing runs any more that would bring back what a progress bar hides
+    _write(f"ended at once; the last checkpoint is kept; go on with: {resume}")
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
-from augend import History, Position, models
+from augend import Checkpoint, History, Position, models
 from augend._cli._build import Rows, Training, build_rows, build_training
 from augend._cli._console import Output
 from augend._cli._course import Course
-from augend._cli._directory import keep_config, new_directory
+from augend._cli._directory import CHECKPOINTS, CONFIG, check_kept, checkpoints_of, keep_config, new_directory
 from augend._cli._failures import complain
+from augend._cli._fixed import Fixed
 from augend._cli._sample import sample
 from augend._cli._trial import try_out
 from augend._config import RunFile, refuse, to_toml
-from augend.errors import ConfigError, ContractError
+from augend.errors import CheckpointError, ConfigError, ContractError
 
 
 def describe(run: RunFile) -> None:
@@ -42,10 +44,11 @@ def train(run: RunFile, name: str, directory: Path | None) -> None:
     """
     console = Output()
     rows, training = _ready(run)
+    fixed = Fixed(run, rows.source)
     directory = new_directory(name, directory)
     keep_config(directory, run)
     _introduce(console, run, rows, training)
-    course = Course(console, directory, lambda _position: None)
+    course = Course(console, directory, fixed, lambda _position: None)
     _conclude(console, course.run(run, rows, training), rows, training)
     console.say(f"run         {directory}")
 
@@ -64,27 +67,60 @@ def go_on(run: RunFile, directory: Path) -> None:
         typer.Exit: The run was interrupted.
     """
     console = Output()
+    check_kept(directory)
     rows, training = _ready(run)
+    fixed = Fixed(run, rows.source)
+    _check_goes_on(directory, fixed, training.steps)
     _introduce(console, run, rows, training)
 
     def when_loaded(position: Position | None) -> None:
         _say_position(console, position)
-        if position is not None and position.step > training.steps:
-            done = f"{position.step} are done already; set it to that or more"
-            raise refuse("steps", training.steps, done)
         keep_config(directory, run)
 
-    course = Course(console, directory, when_loaded)
+    course = Course(console, directory, fixed, when_loaded)
     try:
         history = course.run(run, rows, training)
     except ContractError as error:
         if course.begun:
             raise
-        raise ConfigError(f"{directory}: cannot go on from what was saved: {error}") from error
+        raise _does_not_fit(directory, error) from error
     if course.steps == 0:
-        console.say("resumed     no step was left to do; to train on: --set steps=N")
+        console.say(f"resumed     no step was left to do; to train on: {_to_train_on(history, training)}")
     _conclude(console, history, rows, training)
     console.say(f"run         {directory}")
+
+
+def _check_goes_on(directory: Path, fixed: Fixed, steps: int) -> None:
+    """Refuse to go on as another run, or to fewer steps than are done, before anything is changed."""
+    if not checkpoints_of(directory / CHECKPOINTS):
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is passed over is said when it is loaded
+            position = Checkpoint(directory / CHECKPOINTS, run=fixed).load(directory / CHECKPOINTS, only=("run",))
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("run: ")) from error
+    except ContractError as error:
+        raise _does_not_fit(directory, error) from error
+    except CheckpointError as error:
+        anew = f"augend fit {directory / CONFIG}"
+        raise CheckpointError(f"{error}; bring a good one back from a copy, or begin a new run: {anew}") from error
+    if position.step > steps:
+        raise refuse("steps", steps, f"{position.step} are done already; set it to that or more")
+
+
+def _does_not_fit(directory: Path, error: ContractError) -> ConfigError:
+    return ConfigError(f"{directory}: cannot go on from what was saved: {error}")
+
+
+def _to_train_on(history: History, training: Training) -> str:
+    """Say what ended a run, all that there is, and what to set to go on nevertheless."""
+    keys = []
+    if history.steps[-1].step + 1 == training.steps:
+        keys.append("--set steps=N")
+    if history.stopped != f"all {training.steps} steps are done":
+        keys.append("--set validate.patience=N")
+    return " ".join(keys)
 
 
 def _say_position(console: Output, position: Position | None) -> None:
