@@ -24,7 +24,7 @@ class Files(ABC):
         """Open a file to write at its end, a new one if there is none. Returns its handle."""
 
     @abstractmethod
-    def write(self, file: int, data: bytes | memoryview) -> int:
+    def write(self, file: int, data: bytes | bytearray | memoryview) -> int:
         """Write some of the data; returns how many bytes."""
 
     @abstractmethod
@@ -72,7 +72,7 @@ class LocalFiles(Files):
         """Open a file to write at its end."""
         return os.open(path, _MORE, 0o666)
 
-    def write(self, file: int, data: bytes | memoryview) -> int:
+    def write(self, file: int, data: bytes | bytearray | memoryview) -> int:
         """Write some of the data."""
         return os.write(file, data)
 
@@ -113,7 +113,7 @@ class LocalFiles(Files):
         path.rmdir()
 
 
-def write_all(files: Files, file: int, data: bytes | memoryview) -> None:
+def write_all(files: Files, file: int, data: bytes | bytearray | memoryview) -> None:
     """Write all of the data: one call may take only a part of it.
 
     Raises:

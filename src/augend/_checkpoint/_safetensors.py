@@ -28,11 +28,12 @@ NAMES: Final = {
     torch.float8_e5m2: "F8_E5M2",
 }
 OFFSETS: Final = "DCP_SHARDING_INFO"  # torch's key for where in the whole tensors these begin
+_SMALL_BYTES: Final = 1 << 16
 _PIECE_BYTES: Final = 1 << 20
 _ALIGNMENT_BYTES: Final = 8
 
 
-def pieces(tensors: Mapping[str, Tensor], offsets: Mapping[str, list[int]]) -> Iterator[bytes | memoryview]:
+def pieces(tensors: Mapping[str, Tensor], offsets: Mapping[str, list[int]]) -> Iterator[bytearray | memoryview]:
     """Yield the bytes of a file: small tensors together, large ones as they lie in memory.
 
     Args:
@@ -43,16 +44,13 @@ def pieces(tensors: Mapping[str, Tensor], offsets: Mapping[str, list[int]]) -> I
     gathered = bytearray(_header(tensors, order, offsets))
     for name in order:
         data = tensors[name].reshape(-1).view(torch.uint8).numpy().data
-        if len(gathered) + len(data) <= _PIECE_BYTES:
-            gathered += data
-            continue
-        yield bytes(gathered)
-        gathered = bytearray()
-        if len(data) <= _PIECE_BYTES:
+        if len(data) < _SMALL_BYTES and len(gathered) < _PIECE_BYTES:
             gathered += data
         else:
+            yield gathered
             yield data
-    yield bytes(gathered)
+            gathered = bytearray()
+    yield gathered
 
 
 def _header(tensors: Mapping[str, Tensor], order: list[str], offsets: Mapping[str, list[int]]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
@@ -18,6 +19,7 @@ _TENSOR, _FLOAT, _TUPLE, _PAIRS, _COUNTER = "$tensor", "$float", "$tuple", "$pai
 _FLOATS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _DEEPEST: Final = 64  # dictionaries and lists one in another: far from where Python's own stack ends
 _INT_BITS: Final = 2048  # far from where Python refuses to print or read an int
+_LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")  # which UTF-8 has not
 _RESERVED: Final = "__metadata__"  # a key of every safetensors file
 DTYPES: Final = {str(dtype).removeprefix("torch."): dtype for dtype in NAMES}
 
@@ -118,10 +120,10 @@ def _named(tensor: Tensor, path: tuple[str, ...], what: str, tensors: dict[str, 
     if is_lazy(tensor):
         raise ContractError(f"{what}: the tensor {name!r} is not initialised yet; run a forward first")
     dense = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta
-    if not dense or tensor.dtype not in DTYPES.values():
+    if not dense or tensor.dtype not in NAMES:
         kind = f"{tensor.layout}, {tensor.dtype} on {tensor.device}"
         raise ContractError(f"{what}: the tensor {name!r} is {kind}, which safetensors files cannot keep")
-    if name in {"", _RESERVED} or any("\ud800" <= character <= "\udfff" for character in name):
+    if name in {"", _RESERVED} or _LONE_SURROGATE.search(name):
         raise ContractError(f"{what}: a tensor of its state has the key {name!r}, which no file can keep; rename it")
     if name in tensors:
         raise ContractError(f"{what}: two tensors of its state are called {name!r}; give them other keys")
