@@ -216,7 +216,7 @@ def test_a_finished_run_has_nothing_left_to_do(capsys, whole):
     held_out = re.findall("^held out .*$", capsys.readouterr().out, re.MULTILINE)
     assert 0 == main(["resume", "whole"])
     output = capsys.readouterr().out
-    assert "resumed     no step was left to do; to train on: --set steps=N\n" in output
+    assert "resumed     no step was left to do: all 6 steps are done; to train on: --set steps=N\n" in output
     assert "finished    all 6 steps are done" in output
     assert held_out == re.findall("^held out .*$", output, re.MULTILINE)
     assert (before, saved) == ((whole / "metrics.jsonl").read_bytes(), augend.inspect(whole))
@@ -232,8 +232,9 @@ def test_a_run_that_lost_patience_says_what_goes_on(folder, capsys, steps, keys)
     capsys.readouterr()
     assert 0 == main(["resume", "tired"])
     output = capsys.readouterr().out
-    assert f"resumed     no step was left to do; to train on: {keys}\n" in output
-    assert "finished    no lower validation loss in 1 validations" in output
+    why = "no lower validation loss in 1 validations"
+    assert f"resumed     no step was left to do: {why}; to train on: {keys}\n" in output
+    assert f"finished    {why}" in output
     assert 0 == main(["resume", "tired", "--set", "validate.patience=9", "--set", "steps=7"])
     assert 7 == augend.inspect("tired").step
 

@@ -85,7 +85,7 @@ def go_on(run: RunFile, directory: Path) -> None:
             raise
         raise _does_not_fit(directory, error) from error
     if course.steps == 0:
-        console.say(f"resumed     no step was left to do; to train on: {_to_train_on(history, training)}")
+        console.say(f"resumed     no step was left to do: {_why_and_what_goes_on(history, training)}")
     _conclude(console, history, rows, training)
     console.say(f"run         {directory}")
 
@@ -113,14 +113,14 @@ def _does_not_fit(directory: Path, error: ContractError) -> ConfigError:
     return ConfigError(f"{directory}: cannot go on from what was saved: {error}")
 
 
-def _to_train_on(history: History, training: Training) -> str:
-    """Say what ended a run, all that there is, and what to set to go on nevertheless."""
+def _why_and_what_goes_on(history: History, training: Training) -> str:
+    """Say what ended a run, and what to set to train on."""
     keys = []
     if history.steps[-1].step + 1 == training.steps:
         keys.append("--set steps=N")
     if history.stopped != f"all {training.steps} steps are done":
         keys.append("--set validate.patience=N")
-    return " ".join(keys)
+    return f"{history.stopped}; to train on: {' '.join(keys)}"
 
 
 def _say_position(console: Output, position: Position | None) -> None:
