@@ -154,6 +154,7 @@ def test_the_second_sigterm_is_said_and_raised_again(monkeypatch, capfd, handler
 def test_the_second_sigterm_brings_back_the_cursor(monkeypatch, handlers):
     """On a terminal, whose cursor a progress bar hides, it is shown again before the process ends, whatever is lost."""
     terminal, other = os.openpty()
+    os.set_blocking(terminal, False)
     kept = os.dup(1)
     monkeypatch.setattr("augend._cli._signals.signal.raise_signal", lambda number: None)
     try:
