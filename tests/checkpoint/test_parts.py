@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 import augend
 import reference
 from augend._checkpoint import _save
+from augend._checkpoint._optimizers import _placed
 from augend._checkpoint._random import capture_random
 from augend.errors import CheckpointError, ContractError, PlacementError, StateError
 
@@ -827,3 +828,13 @@ def test_a_load_clears_the_gradient_of_an_earlier_finish(tmp_path):
     assert all(parameter.grad is None for parameter in job.model.parameters())
     job.run.save()
     job.run.close()
+
+
+def test_a_step_counter_stays_where_torch_has_it():
+    """Slots go to their parameter's device, but the step of a plain loop, which torch keeps on the CPU."""
+    parameter = torch.nn.Parameter(torch.ones(2, device="meta"))
+    value = torch.tensor(3.0)
+    assert "cpu" == _placed(value, "step", parameter, {"fused": None, "capturable": False}).device.type
+    for option in ("fused", "capturable"):
+        assert "meta" == _placed(value, "step", parameter, {option: True}).device.type
+    assert ["meta", "meta"] == [_placed(one, "exp_avg", parameter, {}).device.type for one in (value, torch.ones(2))]

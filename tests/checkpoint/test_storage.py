@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
 from pathlib import Path
@@ -124,4 +125,9 @@ def test_pieces_are_the_file_that_safetensors_reads(tmp_path_factory, sizes: lis
     assert tensors.keys() == read.keys()
     assert all(tensors[name].dtype == read[name].dtype and torch.equal(tensors[name], read[name]) for name in read)
     assert (directory / FILE).stat().st_size == record.bytes
+    content = (directory / FILE).read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    for name, entry in json.loads(content[8:begin]).items():
+        if name != "__metadata__":
+            assert 0 == (begin + entry["data_offsets"][0]) % tensors[name].itemsize
     assert files.calls["write"] <= 2 + 2 * record.bytes // 2**16

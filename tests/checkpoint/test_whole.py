@@ -112,6 +112,19 @@ def test_the_order_of_the_keywords_does_not_matter(tmp_path, resumed):
     assert expected == train(tmp_path / "cut", resumed, cut=True)
 
 
+def test_draws_go_by_names_and_not_by_the_order_of_keywords(tmp_path):
+    """Who comes first in the draws does not depend on how the call is written."""
+    outcomes = []
+    for order in ("ab", "ba"):
+        models, optimizers, grads, data, run = pair(tmp_path / order, order)
+        for batch in data:
+            for name in "ba":
+                turn(models, optimizers, grads, batch, name)
+        run.close()
+        outcomes.append([value.tolist() for model in models.values() for value in model.state_dict().values()])
+    assert outcomes[0] == outcomes[1]
+
+
 def test_an_ordinal_that_somebody_else_has_is_refused(tmp_path):
     """Draws and rows go by ordinals: an accumulator that is no part and sits on a saved one is refused by name."""
     models, optimizers, grads, data, run = pair(tmp_path, "ab")
