@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from disk import Watched
 from jobs import Job
 
 import augend
-from augend._checkpoint._files import Files, LocalFiles
 from augend.errors import CheckpointError, ContractError
 
 
@@ -207,50 +207,30 @@ def test_another_thread_leaves_signals_alone(tmp_path):
     assert 1 == len(names(tmp_path))
 
 
-class Failing(Files):
-    """A disk on which the chosen call fails, as long as it is told to."""
+class Full(Watched):
+    """A disk that is full for as long as it is told to be."""
 
-    def __init__(self, call: str, error: int) -> None:
-        self.call, self.error, self.on = call, error, True
-        self.disk = LocalFiles()
+    def __init__(self) -> None:
+        super().__init__()
+        self.on = True
 
-    def _do(self, call: str, *arguments):
-        if self.on and call == self.call:
-            raise OSError(self.error, os.strerror(self.error))
-        return getattr(self.disk, call)(*arguments)
+    def call(self, kind, *arguments):
+        if self.on and kind == "fsync":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().call(kind, *arguments)
 
-    def create(self, path):
-        return self._do("create", path)
 
-    def append(self, path):
-        return self._do("append", path)
+class Waiting(Watched):
+    """A disk that does nothing until the gate is open."""
 
-    def write(self, file, data):
-        return self._do("write", file, data)
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
 
-    def fsync(self, file):
-        return self._do("fsync", file)
-
-    def close(self, file):
-        return self._do("close", file)
-
-    def rename(self, source, target):
-        return self._do("rename", source, target)
-
-    def fsync_directory(self, path):
-        return self._do("fsync_directory", path)
-
-    def make_directory(self, path):
-        return self._do("make_directory", path)
-
-    def list(self, path):
-        return self._do("list", path)
-
-    def remove(self, path):
-        return self._do("remove", path)
-
-    def remove_directory(self, path):
-        return self._do("remove_directory", path)
+    def call(self, kind, *arguments):
+        if kind == "create":
+            assert self.gate.wait(60)
+        return super().call(kind, *arguments)
 
 
 @pytest.mark.parametrize("call", ["wait", "save", "save_if_due", "close"])
@@ -259,7 +239,7 @@ def test_an_error_in_the_background_is_raised_by_the_next_call(tmp_path, call):
     job = Job(tmp_path, background=True)
     first = job.run.save()
     job.run.wait()
-    job.run._files = disk = Failing("fsync", errno.ENOSPC)
+    job.run._files = disk = Full()
     job.run.save()
     with pytest.raises(CheckpointError, match="00000002-step-0 could not be saved: No space left on device"):
         while True:  # save_if_due does not wait, so it may have to be called again
@@ -276,24 +256,16 @@ def test_an_error_in_the_background_is_raised_by_the_next_call(tmp_path, call):
 def test_what_is_saved_is_what_was_there(tmp_path):
     """Training goes on while the files are written: they hold what was there at the call."""
     job = Job(tmp_path, background=True)
-    gate = threading.Event()
-
-    class Waiting(Failing):
-        def _do(self, call, *arguments):
-            if call == "create":
-                assert gate.wait(60)
-            return super()._do(call, *arguments)
-
     for _ in itertools.islice(job.moments(), 3):
         pass
     before = job.everything()
-    job.run._files = Waiting("none", 0)
+    job.run._files = disk = Waiting()
     job.run.save()
     with torch.no_grad():
         for tensor in (*job.model.state_dict().values(), *job.grads.pending.values()):
             tensor.zero_()
     assert before != job.everything()
-    gate.set()
+    disk.gate.set()
     job.run.wait()
     job.run.load_latest()
     assert before == job.everything()
@@ -304,20 +276,12 @@ def test_seconds_do_not_queue_behind_a_slow_disk(tmp_path, monkeypatch):
     """While a save is still being written nothing is due by seconds: a slow disk does not stop the loop."""
     clock = Clock(monkeypatch)
     job = Job(tmp_path, background=True, every_seconds=1.0)
-    gate = threading.Event()
-
-    class Waiting(Failing):
-        def _do(self, call, *arguments):
-            if call == "create":
-                assert gate.wait(60)
-            return super()._do(call, *arguments)
-
     job.run.save_if_due()
-    job.run._files = Waiting("none", 0)
+    job.run._files = disk = Waiting()
     for _ in range(5):
         clock.now += 2.0
         job.run.save_if_due()
-    gate.set()
+    disk.gate.set()
     job.run.wait()
     assert ["00000001-step-0"] == names(tmp_path)
     clock.now += 2.0
