@@ -109,6 +109,17 @@ def test_any_value_in_any_place_loads_or_is_refused(newest: Path, state: dict[st
         check(newest, changed(state, place, value, missing=missing), (place, value, missing))
 
 
+@pytest.mark.parametrize("value", [None, True, -1, 1.5, 10**30, "x", []])
+def test_an_ordinal_that_is_none_is_refused(newest: Path, state: dict[str, Any], value: object) -> None:
+    """An accumulator's number is a small whole one; nothing is allocated for what claims to be more."""
+    forge_file(newest, STATE, json.dumps(changed(state, ("ordinals", "data", "grads"), value, missing=False)).encode())
+    little = Little(newest.parent / "elsewhere")
+    before = little.digest()
+    with pytest.raises(CheckpointError, match="the order of the accumulators cannot be read"):
+        little.run.load(newest)
+    assert before == little.digest()
+
+
 @pytest.mark.long
 def test_every_value_in_every_place_loads_or_is_refused(newest: Path, state: dict[str, Any]) -> None:
     """The same with all values everywhere."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 from torch import nn
 
@@ -14,6 +14,8 @@ from augend.data import Batches
 from augend.errors import ContractError, StateError
 
 T = TypeVar("T")
+
+_MOST_ACCUMULATORS: Final = 65_536
 
 
 @final
@@ -145,7 +147,7 @@ class Parts:
         accumulators = self.owners(Accumulator)
         arranged: list[tuple[Batches, dict[int, object]]] = []
         for name, data in self.owners(Batches).items():
-            places: dict[int, object] = {ordinal: accumulators[part] for part, ordinal in saved[name].items()}
+            places: dict[int, object] = {_ordinal(one): accumulators[part] for part, one in saved[name].items()}
             for ordinal, owner in enumerate(data.owners):
                 if ordinal in places and owner is not None and not any(owner is one for one in accumulators.values()):
                     raise ContractError(
@@ -159,3 +161,9 @@ class Parts:
                 data.arrange(places)
 
         return commit
+
+
+def _ordinal(saved: Any) -> int:
+    if type(saved) is not int or not 0 <= saved < _MOST_ACCUMULATORS:
+        raise ValueError(f"an ordinal is a whole number from 0; got {saved!r}")
+    return saved
