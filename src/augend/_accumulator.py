@@ -375,7 +375,8 @@ class Accumulator:
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Replace all that is pending by a saved state, after checking every part of it against the live model.
 
-        A refused state leaves the accumulator as it was, to the bit.
+        A refused state leaves the accumulator as it was, to the bit. What an earlier ``finish`` left in ``.grad`` is
+        cleared: it belongs to no loaded batch.
 
         Collective.
 

@@ -838,3 +838,25 @@ def test_a_step_counter_stays_where_torch_has_it():
     for option in ("fused", "capturable"):
         assert "meta" == _placed(value, "step", parameter, {option: True}).device.type
     assert ["meta", "meta"] == [_placed(one, "exp_avg", parameter, {}).device.type for one in (value, torch.ones(2))]
+
+
+def test_an_error_where_none_can_be_leaves_a_mixture_that_is_not_saved(tmp_path, monkeypatch):
+    """If a part fails that cannot refuse, its own error is raised, and nothing is saved before the next load."""
+    job = Job(tmp_path)
+    for _ in itertools.islice(job.moments(), 7):
+        pass
+    before = job.everything()
+    job.run.save()
+
+    def broken(*_):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("augend._checkpoint._optimizers._into", broken)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            job.run.load_latest()
+    with pytest.raises(StateError, match="load again before you save"):
+        job.run.save()
+    job.run.load_latest()
+    assert before == job.everything()
+    job.run.close()

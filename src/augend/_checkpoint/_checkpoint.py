@@ -46,7 +46,7 @@ class Checkpoint:
     ``state_dict`` and ``load_state_dict``; besides, the state of the global random generators.
 
     Args:
-        directory: Where; made when the first thing is saved. One job at a time may use it.
+        directory: Where; made and locked by the first load_latest, save_if_due or save. One job at a time may use it.
         keep: How many good checkpoints to keep; the only good one is never removed.
         every_steps: ``save_if_due`` saves after so many steps: as soon as the last of them is done.
         every_seconds: ``save_if_due`` saves when so much time has gone by since the last save, also in the middle of

@@ -222,22 +222,32 @@ def commit_all(prepared: Iterable[tuple[Part, Commit]]) -> None:
     """Swap in what was prepared: first what may still refuse, all of it undone if one does, then what cannot.
 
     Raises:
-        ContractError: An object refused its state; all are as they were.
+        ContractError: An object refused its state; all are as they were. Any other error is of one that could not
+            refuse, and leaves a mixture.
     """
-    pairs = sorted(prepared, key=lambda pair: not pair[0].may_refuse)
-    undone = [part.undo() for part, _ in pairs if part.may_refuse]
+    pairs = list(prepared)
+    doubtful = [(part, commit) for part, commit in pairs if part.may_refuse]
+    undone = [part.undo() for part, _ in doubtful]
+    done = False
+    try:
+        for part, commit in doubtful:
+            _try(part, commit)
+        done = True
+    finally:
+        if not done:
+            for undo in undone:
+                undo()
     for part, commit in pairs:
-        done = False
-        try:
+        if not part.may_refuse:
             commit()
-            done = True
-        except _REFUSALS as error:
-            refused = f"{part.name}: {type(part.owner).__name__} refused its saved state: {error!r}"
-            raise ContractError(refused) from error
-        finally:
-            if not done and part.may_refuse:
-                for undo in undone:
-                    undo()
+
+
+def _try(part: Part, commit: Commit) -> None:
+    try:
+        commit()
+    except _REFUSALS as error:
+        refused = f"{part.name}: {type(part.owner).__name__} refused its saved state: {error!r}"
+        raise ContractError(refused) from error
 
 
 def check_names(part: str, what: str, saved: Iterable[str], live: Iterable[str]) -> None:
@@ -255,5 +265,5 @@ def check_names(part: str, what: str, saved: Iterable[str], live: Iterable[str])
         )
 
 
-def _kind(value: object) -> str:
-    return f"{value.dtype} of {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+def _kind(value: Tensor) -> str:
+    return f"{value.dtype} of {list(value.shape)}"
