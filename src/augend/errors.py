@@ -11,6 +11,8 @@ The tree, each with the built-in that it also is::
     ├── ConfigError           ValueError     a run file, an option or a source that cannot be used
     ├── CheckpointError       RuntimeError   a checkpoint that cannot be written, read or trusted
     ├── StateError            RuntimeError   a call out of order
+    ├── UnusedError           RuntimeError   ranks disagree on which parameters were used
+    ├── LostRankError         RuntimeError   a rank is gone, late, or somewhere else
     ├── EmptyWindowError      RuntimeError   nothing was counted
     ├── NonFiniteError        RuntimeError   an inf or a nan, with the place it was found
     └── CounterOverflowError  OverflowError  a count beyond 2^63 - 1
@@ -27,11 +29,13 @@ __all__ = [
     "CounterOverflowError",
     "EmptyWindowError",
     "GradientError",
+    "LostRankError",
     "NonFiniteError",
     "PlacementError",
     "SplitError",
     "StateError",
     "TallyError",
+    "UnusedError",
 ]
 
 
@@ -69,6 +73,14 @@ class CheckpointError(AugendError, RuntimeError):
 
 class StateError(AugendError, RuntimeError):
     """A call came out of order."""
+
+
+class UnusedError(AugendError, RuntimeError):
+    """Ranks disagree on which parameters, or which sharded modules, a batch went through."""
+
+
+class LostRankError(AugendError, RuntimeError):
+    """A rank is gone, late, or at another place; the message says which, and what the others waited for."""
 
 
 class EmptyWindowError(AugendError, RuntimeError):
