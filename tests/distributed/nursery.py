@@ -6,6 +6,7 @@ input is a lifeline: when the test run is gone, it ends, and every process here 
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import gc
 import importlib.util
@@ -66,9 +67,20 @@ def obey(orders: Connection) -> None:
 
 
 def live(
-    pipe: Connection, *, rank: int, world: int, log: str, group_seconds: float, measure: str | None, paths: list[str]
+    pipe: Connection,
+    *,
+    rank: int,
+    world: int,
+    log: str,
+    group_seconds: float,
+    measure: str | None,
+    paths: list[str],
+    once: bool,
 ) -> None:
-    """Be one rank from beginning to end: join the group, run the cases that come, leave without a trace."""
+    """Be one rank from beginning to end: join the group, run the cases that come, leave without a trace.
+
+    With ``once`` it leaves as a program does whose whole text is the case: an exception ends the process.
+    """
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -76,15 +88,21 @@ def live(
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     threading.Thread(target=end_with_the_run, daemon=True).start()
     measured = begin_measuring(measure)
-    code = 1
+    code, failed = 1, False
     try:
         join(pipe, rank, world, timedelta(seconds=group_seconds))
         threading.excepthook = lambda args: strays.append(f"thread {args.thread}: {args.exc_value!r}")
         sys.unraisablehook = lambda args: strays.append(f"{args.object!r}: {args.exc_value!r}")
         while order := pipe.recv_bytes():
-            pipe.send_bytes(work(order, rank))
-        torch.distributed.destroy_process_group()
-        code = 0
+            answer, failed = work(order, rank)
+            pipe.send_bytes(answer)
+            if once:
+                break
+        if failed and once:
+            code = 1
+        else:
+            torch.distributed.destroy_process_group()
+            code = 0
     except (EOFError, BrokenPipeError):
         code = 0  # nobody waits any more
     except SystemExit as error:
@@ -95,6 +113,7 @@ def live(
         if measured is not None:
             measured.stop()
             measured.save()
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -128,14 +147,15 @@ def join(pipe: Connection, rank: int, world: int, timeout: timedelta) -> None:
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
 
 
-def work(order: bytes, rank: int) -> bytes:
-    """Run one case; return its result or its exception, what it left behind, and whether the group still works."""
+def work(order: bytes, rank: int) -> tuple[bytes, bool]:
+    """Run one case; return what to answer, its outcome and what it left behind, and whether it failed."""
     name, path, function, arguments, checkup = pickle.loads(order)  # noqa: S301  our own words
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  the global one is meant
     before = state()
     strays.clear()
+    sys.last_value = None
     warnings.resetwarnings()
     warnings.simplefilter("error")
     error, result = None, None
@@ -146,12 +166,13 @@ def work(order: bytes, rank: int) -> bytes:
         error = caught
         error.add_note(f"rank {rank}:\n{traceback.format_exc()}")
         error.__traceback__ = None
-    answer = encode(result, error)
+        sys.last_value = error  # as the interpreter has it when an exception ends a program
+    answer, failed = encode(result, error), error is not None
     del result, error
     warnings.resetwarnings()
     gc.collect()
     left = [] if checkup else tidy(before)
-    return pickle.dumps((answer, left))
+    return pickle.dumps((answer, left)), failed
 
 
 def encode(result: Any, error: Exception | None) -> bytes:

@@ -72,13 +72,13 @@ class Nursery:
         self._logs = tempfile.TemporaryDirectory(prefix="ranks-")
         self._born = 0
 
-    def fork(self, rank: int, world: int, group_seconds: float) -> Rank:
+    def fork(self, rank: int, world: int, *, group_seconds: float, once: bool) -> Rank:
         """Fork one rank."""
         if self._orders is None:
             self._start()
         self._born += 1
         log = Path(self._logs.name) / f"{self._born:04d}-rank{rank}of{world}.log"
-        settings = {"rank": rank, "world": world, "log": str(log), "group_seconds": group_seconds}
+        settings = {"rank": rank, "world": world, "log": str(log), "group_seconds": group_seconds, "once": once}
         ours, theirs = Pipe()
         self._orders.send(("fork", {**settings, "measure": measuring(), "paths": sys.path}))
         send_handle(self._orders, theirs.fileno(), self._process.pid)
@@ -148,8 +148,11 @@ class Rank:
 class World:
     """Ranks of one group, from its beginning to its end."""
 
-    def __init__(self, nursery: Nursery, world: int, group_seconds: float) -> None:
-        self.ranks = [nursery.fork(rank, world, group_seconds) for rank in range(world)]
+    def __init__(
+        self, nursery: Nursery, world: int, *, group_seconds: float = GROUP_SECONDS, once: bool = False
+    ) -> None:
+        each = {"group_seconds": group_seconds, "once": once}
+        self.ranks = [nursery.fork(rank, world, **each) for rank in range(world)]
         if not self.ranks[0].pipe.poll(START_SECONDS):
             raise LostError(f"rank 0 of {world} opened no store for {START_SECONDS} s: {self.ranks[0].log()}")
         port = self.ranks[0].pipe.recv()
@@ -231,7 +234,7 @@ class Ranks:
             LostError: As ``run``.
         """
         if self._live is None:
-            self._live = World(self._nursery, self.world, GROUP_SECONDS)
+            self._live = World(self._nursery, self.world)
         answers = self._live.ask(packed(function, arguments), seconds)
         lost = [f"rank {rank} {told(self._live, rank, one)}" for rank, one in enumerate(answers) if is_lost(one)]
         if lost:
@@ -249,7 +252,9 @@ class Ranks:
     def fatal(
         self, function: Case, *arguments: object, seconds: float = 60, group_seconds: float = GROUP_SECONDS
     ) -> list[Any]:
-        """Run a case that may kill ranks, on processes of its own that end with it.
+        """Run a case that may lose ranks, on processes of its own: each ends with its case, as a program does.
+
+        What a case raises ends its rank and is seen by the others as they would see it.
 
         Args:
             function: As for ``run``.
@@ -260,7 +265,7 @@ class Ranks:
         Returns:
             For each rank its result, its exception, `Died` or `Hung`.
         """
-        world = World(self._nursery, self.world, group_seconds)
+        world = World(self._nursery, self.world, group_seconds=group_seconds, once=True)
         try:
             answers = world.ask(packed(function, arguments), seconds)
             outcomes: list[Any] = []

@@ -82,6 +82,14 @@ def groups() -> int:
     return len(torch.distributed.distributed_c10d._world.pg_map)
 
 
+def raise_beside_a_waiting_rank() -> str:
+    """Let rank 0 wait for rank 1, which raises instead."""
+    if torch.distributed.get_rank() == 1:
+        raise StateError("of my own")
+    torch.distributed.barrier()
+    return "well"
+
+
 def unsendable() -> object:
     """Return what pickle cannot send."""
     return lambda: None
@@ -166,6 +174,14 @@ def test_fatal_returns_what_became_of_each_rank(ranks3: Ranks) -> None:
     assert ["well", "well"] == outcomes[:2]
     assert isinstance(outcomes[2], Hung)
     assert "in sleep" in outcomes[2].log
+
+
+def test_an_exception_ends_a_rank_of_fatal(ranks2: Ranks) -> None:
+    """As in a program: the others see the connection close long before the group's time-out."""
+    before = time.monotonic()
+    waited, raised = ranks2.fatal(raise_beside_a_waiting_rank)
+    assert (RuntimeError, StateError) == (type(waited), type(raised))
+    assert 15 > time.monotonic() - before
 
 
 def test_fatal_has_a_group_with_its_own_time_out(ranks2: Ranks) -> None:
