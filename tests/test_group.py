@@ -32,7 +32,7 @@ def test_a_real_group_of_one():
         torch.distributed.destroy_process_group()
 
 
-def test_a_mesh_is_refused_with_what_is_possible():
-    """A mesh cannot be served yet: the message says what to do instead."""
-    with pytest.raises(PlacementError, match=r"mesh must be None.*got 'mesh'.*leave mesh= away"):
+def test_what_is_no_mesh_is_refused():
+    """The message says what a mesh is."""
+    with pytest.raises(PlacementError, match=r"mesh must be a torch DeviceMesh.*got 'mesh'"):
         rank_and_world("mesh")

@@ -15,15 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from augend._accumulate import (
+    WORK_DTYPES,
     AccumulatorState,
     BatchLike,
     Contract,
     MicrobatchLike,
     Pending,
+    Reduced,
     Window,
+    check_numbers,
     check_words,
+    complete_sums,
     offer,
     read_state,
+    reduce_window,
     state_of_sums,
     write_state,
 )
@@ -41,9 +46,10 @@ from augend._finish import (
     judge_narrowing,
     mean_of,
 )
-from augend._group import Mesh, rank_and_world
+from augend._group import Mesh
+from augend._placement import place
 from augend._tally import Tally
-from augend.errors import PlacementError, StateError
+from augend.errors import StateError
 
 M = TypeVar("M", bound=MicrobatchLike)
 Gradients = Mapping[str, Tensor]
@@ -108,18 +114,18 @@ class Accumulator:
     ) -> None:
         check_words(sync=(sync, ("every", "last")), unused=(unused, ("error", "zero")))
         check_words(foreign=(foreign, ("error", "drop")))
-        _, world = rank_and_world(mesh)
-        if world > 1:
-            raise PlacementError(f"this version accumulates on one process, and the process group has {world} ranks")
+        names = (terms,) if isinstance(terms, str) else tuple(terms)
+        check_numbers(dtype, float(loss_scale), names, max_microbatches)
+        placement = place(model, mesh=mesh, sync=sync, work=WORK_DTYPES[dtype])
         self._pending = Pending(
-            model,
+            placement,
             dtype=dtype,
             loss_scale=float(loss_scale),
-            terms=(terms,) if isinstance(terms, str) else tuple(terms),
+            terms=names,
+            unused=unused,
             foreign=foreign,
             max_microbatches=max_microbatches,
         )
-        self._unused = unused
         self._updates = 0
         self._last: Finished | None = None
 
@@ -167,7 +173,7 @@ class Accumulator:
         gradients: Gradients | Mapping[str, Gradients],
         count: float | Fraction | Mapping[str, float | Fraction],
         *,
-        summed: bool = False,  # noqa: ARG002  # of one process, both are the same
+        summed: bool = False,
     ) -> None:
         """Add gradients that were made elsewhere; counts as one micro-batch.
 
@@ -188,7 +194,7 @@ class Accumulator:
             ContractError, StateError: As ``backward``.
         """
         terms = self._pending.terms
-        self._pending.add(terms.gradients(gradients), terms.counts(count))
+        self._pending.add(terms.gradients(gradients), terms.counts(count), summed=summed)
 
     # ---------------------------------------------------------------- the end of a batch
 
@@ -201,11 +207,16 @@ class Accumulator:
             StateError: Rows of the open batch were not offered, or the batch was finished before a resume.
             TallyError, GradientError, CounterOverflowError: A value was refused; the window cannot go on.
         """
-        self._check_replay()
-        self._pending.check_drain()
-        sums = Sums(self.pending, self.state)
+        pending = self._pending
+        pending.check_drain(self._check_replay)
+        reduced = reduce_window(pending, self._what(), pending.unused)
+        sums = {
+            term: pending.placement.handed_over(complete_sums(pending, term, names))
+            for term, names in reduced.present.items()
+        }
         self._close()
-        return sums
+        only = sums if pending.terms.several else next(iter(sums.values()))
+        return Sums(only, AccumulatorState.of(self.contract, reduced))
 
     def finish_mean(
         self,
@@ -220,14 +231,14 @@ class Accumulator:
         before a resume.
         """
         policy = Policy(term_weights=term_weights, empty=empty, nonfinite=nonfinite)
-        self._check_replay()
-        self._pending.check_drain()
-        window = self._pending.window
-        mean = mean_of(window, self.contract.loss_scale, policy)
-        mean = judge_narrowing(mean, 1.0, dict.fromkeys(mean.sums, self._pending.work), policy, window)
-        state = self.state
+        pending = self._pending
+        pending.check_drain(self._check_replay)
+        mean = mean_of(pending, policy, self._what(), pending.unused)
+        mean = judge_narrowing(mean, 1.0, dict.fromkeys(mean.sums, pending.work), policy, pending)
+        state = AccumulatorState.of(self.contract, mean.reduced)
         self._close()
-        return Means({} if mean.skipped else mean.form(1.0), state, skipped=mean.skipped)
+        gradients = {} if mean.skipped else pending.placement.handed_over(mean.form(1.0))
+        return Means(gradients, state, skipped=mean.skipped)
 
     def finish(
         self,
@@ -294,7 +305,7 @@ class Accumulator:
             self._pending.course.close()  # the batch was finished before the save: its record, and no second update
             return self._last
         self._check_replay()
-        done = end_batch(self._pending, optimizers, policy, updates=self._updates, unused=self._unused)
+        done = end_batch(self._pending, optimizers, policy, updates=self._updates)
         self._last, self._updates = done, done.update
         return done
 
@@ -317,13 +328,13 @@ class Accumulator:
         Collective. Read-only; waits for the device; raises as ``finish`` on refused values.
         """
         policy = Policy(empty="skip", nonfinite="allow")
-        return mean_of(self._pending.window, self.contract.loss_scale, policy).norm
+        return mean_of(self._pending, policy, self._what(), "zero").norm
 
     @property
     def pending(self) -> Mapping[str, Tensor] | Mapping[str, Mapping[str, Tensor]]:
         """Name to pending sum, for parameters that had a gradient; with several terms, term to such a mapping.
 
-        Read-only; the tensors are live and belong to the accumulator.
+        On several ranks: what this rank holds of each. Read-only; the tensors are live and belong to the accumulator.
         """
         views = {term: MappingProxyType(sums) for term, sums in self._pending.window.sums.items()}
         return MappingProxyType(views) if self._pending.terms.several else next(iter(views.values()))
@@ -335,9 +346,8 @@ class Accumulator:
 
     @property
     def state(self) -> AccumulatorState:
-        """The counters of the window, exactly. Waits for the device; raises as ``finish`` on refused values."""
-        window = self._pending.window
-        return AccumulatorState.of(self.contract, window.microbatches, window.moments())
+        """The counters of all ranks' window, exactly. Collective; raises as ``finish`` on refused values."""
+        return AccumulatorState.of(self.contract, self._reduced())
 
     @property
     def updates(self) -> int:
@@ -370,7 +380,13 @@ class Accumulator:
         Collective; raises as ``finish`` on refused values.
         """
         last = None if self._last is None else self._last.to_plain()
-        return {**write_state(self._pending.window, self.contract), "updates": self._updates, "finished": last}
+        return {**write_state(self._pending, self._reduced()), "updates": self._updates, "finished": last}
+
+    def _reduced(self) -> Reduced:
+        return reduce_window(self._pending, self._what(), "zero")
+
+    def _what(self) -> str:
+        return f"the sums{self._pending.course.place()}"
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Replace all that is pending by a saved state, after checking every part of it against the live model.
@@ -400,12 +416,16 @@ class Accumulator:
         Raises:
             StateError, ContractError: As ``load_state_dict``.
         """
-        self._pending.slots.check()
-        window, updates, last = read_state(state, self.contract, self._pending.max_microbatches)
-        finished = None if last is None else Finished.from_plain(last, self.contract.terms)
-        for sums in window.sums.values():
-            for name, tensor in sums.items():
-                sums[name] = self._pending.like(name, tensor)
+        pending = self._pending
+
+        def read() -> tuple[Window, int, Finished | None]:
+            pending.slots.check()
+            window, updates, last = read_state(state, self.contract, pending.max_microbatches)
+            return window, updates, None if last is None else Finished.from_plain(last, self.contract.terms)
+
+        saved, updates, finished = pending.placement.group.agreed("a load", read)
+        pending.check_alike("a load", state)
+        window = pending.held(saved)
 
         def commit() -> None:
             self._pending.taker.drop_written()

@@ -7,11 +7,11 @@ cannot be mixed up with the collectives of a model.
 from __future__ import annotations
 
 import atexit
-import datetime
+import datetime as dt
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar, final
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh as Mesh
 
-from augend.errors import AugendError, LostRankError
+from augend.errors import AugendError, LostRankError, PlacementError, StateError
 
 __all__ = ["Group", "Mesh", "open_group", "rank_and_world"]
 
@@ -43,12 +43,14 @@ def rank_and_world(mesh: Mesh | None = None) -> tuple[int, int]:
         Rank and world: ``0 <= rank < world``.
 
     Raises:
-        LostRankError: This process is no part of the mesh.
+        PlacementError: It is no mesh, or this process is no part of it.
     """
     if mesh is not None:
+        if not isinstance(mesh, Mesh):
+            raise PlacementError(f"mesh must be a torch DeviceMesh, as init_device_mesh() makes them; got {mesh!r}")
         coordinate = mesh.get_coordinate()
         if coordinate is None:
-            raise LostRankError(f"rank {dist.get_rank()} is no part of the mesh {mesh}; give every rank its own mesh")
+            raise PlacementError(f"rank {dist.get_rank()} is no part of the mesh {mesh}; give every rank one it is in")
         rank = 0
         for dim, index in enumerate(coordinate):
             rank = rank * mesh.size(dim) + index
@@ -192,6 +194,31 @@ class Group:
         self.agree(what, None)
         return result
 
+    def same(self, what: str, numbers: Mapping[str, int], error: AugendError | None = None) -> None:
+        """Raise on all ranks alike if any has an error, or if their numbers differ; the same names on each rank.
+
+        Args:
+            what: What this rank waits for, in words.
+            numbers: From -2^62 to 2^62, by what they are called in messages.
+            error: This rank's own; None if it has none.
+
+        Raises:
+            AugendError: As `agree`.
+            StateError: Numbers differ; names the first of them, and each rank's.
+        """
+        if self._process_group is None:
+            return self.agree(what, error)
+        mine = list(numbers.values())
+        failed, *both = self.maximum(what, [error is not None, *mine, *(-one for one in mine)])
+        if failed:
+            return self.agree(what, error)
+        for name, highest, lowest in zip(numbers, both, both[len(mine) :], strict=False):
+            if highest != -lowest:
+                each = [int(one) for (one,) in self.gather(what, [numbers[name]])]
+                told = ", ".join(f"{one} on rank {rank}" for rank, one in enumerate(each))
+                raise StateError(f"{what}: {name} must be the same on all ranks; it is {told}")
+        return None
+
     def explain(self, what: str, error: BaseException) -> LostRankError | None:
         """Return what an error of a collective elsewhere means for ranks; None if it was none of a collective's."""
         text = str(error).lower()
@@ -287,9 +314,9 @@ def _kind(name: str) -> type[AugendError]:
     return next((kind for kind in kinds if kind.__name__ == name), AugendError)
 
 
-def _timeout() -> datetime.timedelta:
+def _timeout() -> dt.timedelta:
     """Return the limit that the default process group has for every wait."""
     group = dist.distributed_c10d._get_default_group()  # noqa: SLF001  # torch tells the limit nowhere else
     backend = group._get_backend(group._device_types[0])  # noqa: SLF001  # the same
-    limit: datetime.timedelta = backend.options._timeout  # noqa: SLF001  # the same
+    limit: dt.timedelta = backend.options._timeout  # noqa: SLF001  # the same
     return limit

@@ -104,14 +104,15 @@ def test_absent_gradients_stay_absent() -> None:
     assert "idle.weight" not in grads.pending
 
 
-def test_unused_zero_hands_over_zeros() -> None:
-    """unused="zero" makes the optimizer see exact zeros, even beside nan weights: decay applies."""
-    grads, model = pending(unused="zero")
+@pytest.mark.parametrize("unused", ["error", "zero"])
+def test_what_no_rank_used_stays_absent(unused: str) -> None:
+    """On one process nobody can disagree: a parameter without a gradient has none, whatever its values."""
+    grads, model = pending(unused=unused)
     with torch.no_grad():
         model.idle.bias.fill_(math.nan)
     grads.finish()
-    assert torch.equal(torch.zeros(2, 2), model.idle.weight.grad)
-    assert torch.equal(torch.zeros(2), model.idle.bias.grad)
+    assert model.idle.weight.grad is None
+    assert model.idle.bias.grad is None
 
 
 def test_a_parameter_used_in_one_microbatch_only() -> None:

@@ -1,10 +1,18 @@
 """What is pending: parameters, contract, sums, counts, moments, and their saved form."""
 
-from augend._accumulate._arguments import check_words
+from augend._accumulate._arguments import check_numbers, check_words
 from augend._accumulate._contract import WORK_DTYPES, Contract
 from augend._accumulate._course import BatchLike, MicrobatchLike
 from augend._accumulate._pending import Pending, offer
-from augend._accumulate._state import AccumulatorState, plain_count, read_state, state_of_sums, write_state
+from augend._accumulate._reduce import Reduced, Unused, reduce_window
+from augend._accumulate._state import (
+    AccumulatorState,
+    complete_sums,
+    plain_count,
+    read_state,
+    state_of_sums,
+    write_state,
+)
 from augend._accumulate._window import Window
 
 __all__ = [
@@ -14,11 +22,16 @@ __all__ = [
     "Contract",
     "MicrobatchLike",
     "Pending",
+    "Reduced",
+    "Unused",
     "Window",
+    "check_numbers",
     "check_words",
+    "complete_sums",
     "offer",
     "plain_count",
     "read_state",
+    "reduce_window",
     "state_of_sums",
     "write_state",
 ]

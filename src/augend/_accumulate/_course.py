@@ -44,6 +44,13 @@ class BatchLike(Protocol[M_co]):
     def rows(self) -> int:
         """How many rows it has."""
 
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which rank of how many it is dealt to here."""
+
+    def rounds_left(self, owner: object) -> int:
+        """Return how many micro-batches ``remaining`` will offer."""
+
     def progress(self, owner: object) -> ProgressLike:
         """Return how far ``owner`` is; StateError if this batch is over."""
 
@@ -115,6 +122,10 @@ class Course:
                 "a micro-batch got no backward(): every one needs exactly one, also when nothing in it is supervised "
                 "(its count is then 0)"
             )
+
+    def place(self) -> str:
+        """Return in words where this is, for messages."""
+        return "" if self.batch is None else f" of batch {self.batch.step}"
 
     def leave(self, turn: object) -> None:
         """No micro-batch of this loop is current any more; a newer loop's stays."""

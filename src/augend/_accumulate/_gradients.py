@@ -30,7 +30,9 @@ class Taker:
         self._foreign = foreign
         self._window: Window | None = None
         self._term = ""
-        self._taken = 0
+        self._real = True
+        self._taken: set[str] = set()
+        self._whole: dict[str, Tensor] = {}  # gradients that ranks will share
         handles = [
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 _hook(weakref.WeakMethod(self._receive), name)
@@ -39,14 +41,46 @@ class Taker:
         ]
         weakref.finalize(self, _remove, handles)
 
-    def run(self, loss: Tensor, window: Window, term: str, *, retain_graph: bool) -> int:
-        """Run backward and take what it produces; returns how many parameters got a gradient."""
-        self._window, self._term, self._taken = window, term, 0
+    def run(self, loss: Tensor | None, window: Window, term: str, what: str, *, retain_graph: bool, real: bool) -> int:
+        """Run backward and take what it produces; returns how many parameters got a gradient.
+
+        Args:
+            loss: The loss sum; None where it has no graph.
+            window: Where gradients go.
+            term: The loss term.
+            what: The backward, in words.
+            retain_graph: Keep the graph.
+            real: Whether the rows count; the gradients of others are zeroed before ranks are added up.
+        """
+        placement = self._slots.placement
+        self._window, self._term, self._real = window, term, real
+        self._taken, self._whole = set(), {}
         try:
-            torch.autograd.backward(loss, retain_graph=retain_graph)
+            if loss is not None:
+                with placement.taking(self, what):
+                    torch.autograd.backward(loss, retain_graph=retain_graph)
+            placement.deal(self._whole, self.take)
+        except RuntimeError as error:
+            lost = placement.group.explain(what, error)
+            if lost is None:
+                raise
+            raise lost from error
         finally:
             self._window = None
-        return self._taken
+            self._whole = {}
+        window.used[term].update(self._taken)
+        return len(self._taken)
+
+    def use(self, name: str, gradient: Tensor) -> None:
+        """See a gradient before ranks are added up."""
+        self._taken.add(name)
+        if not self._real:
+            gradient.zero_()
+
+    def take(self, name: str, local: Tensor) -> None:
+        """Take this rank's part of a gradient that was added up over ranks."""
+        if self._window is not None:
+            self._window.add_gradient(self._term, name, local, self._slots.placement.like(name))
 
     def check_foreign(self) -> None:
         """Raise GradientError if a parameter holds a gradient that no finish of ours wrote; changes nothing."""
@@ -59,6 +93,7 @@ class Taker:
                     'twice. Clear it (optimizer.zero_grad()), or pass foreign="drop" if another model\'s loss '
                     "leaves it there"
                 )
+        self._slots.placement.check_foreign()
 
     def holds_written(self) -> bool:
         """Tell whether a parameter still has the gradient that the last finish wrote."""
@@ -77,6 +112,7 @@ class Taker:
         """Clear ``.grad`` of every trained parameter."""
         for parameter in self._slots.parameters.values():
             parameter.grad = None
+        self._slots.placement.drop()
         self.written = {}
 
     def _receive(self, name: str, parameter: nn.Parameter) -> None:
@@ -86,8 +122,15 @@ class Taker:
         if gradient.layout != torch.strided:
             raise GradientError(f"the gradient of {name!r} is sparse; only dense gradients can be summed")
         parameter.grad = None
-        self._window.add_gradient(self._term, name, gradient, parameter)
-        self._taken += 1
+        placement = self._slots.placement
+        if not placement.takes_whole(name):
+            return  # what FSDP2 made of it came another way, unrounded
+        local = placement.local(name, gradient)
+        self._taken.add(name)
+        if self._real and placement.dealt(name):
+            self._whole[name] = local if name not in self._whole else self._whole[name] + local
+        elif self._real:
+            self.take(name, local)
 
 
 def _hook(receive: weakref.WeakMethod[Callable[[str, nn.Parameter], None]], name: str) -> Callable[[Tensor], None]:
@@ -123,6 +166,7 @@ def check_given(gradients: Mapping[str, Tensor], slots: Slots) -> None:
         if gradient.layout != torch.strided or gradient.is_quantized or not gradient.is_floating_point():
             kind = f"{gradient.dtype}, {gradient.layout}"
             raise GradientError(f"the gradient of {name!r} must be dense and real floating; got {kind}")
+        slots.placement.check_spread(name, gradient)
         if gradient.shape != parameter.shape or gradient.device != parameter.device:
             expected = f"shape {list(parameter.shape)} on {parameter.device}"
             got = f"{list(gradient.shape)} on {gradient.device}"

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Final, Literal, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from augend._accumulate._arguments import check_numbers
 from augend._accumulate._contract import WORK_DTYPES, Contract
 from augend._accumulate._course import BatchLike, Course, M, MicrobatchLike
 from augend._accumulate._gradients import Taker, check_given
+from augend._accumulate._reduce import Unused, mark
 from augend._accumulate._slots import Slots
 from augend._accumulate._terms import Gradients, Terms
 from augend._accumulate._window import Window
+from augend._placement import Placement
 from augend._tally import Tally
-from augend.errors import GradientError, StateError, TallyError
+from augend.errors import AugendError, GradientError, PlacementError, StateError, TallyError
 
 _FAILED: Final = "an exception left backward() or add(), so one micro-batch may be half added"
 
@@ -27,32 +28,34 @@ class Pending:
     """Parameters, contract, window and way through the batch of one accumulator.
 
     Args:
-        model: The module to train.
+        placement: The module to train, and where its parameters lie.
         dtype: Name of the work dtype.
         loss_scale: What every loss sum is multiplied by.
         terms: Names of the loss terms.
+        unused: Whether a parameter that only some ranks used is an error.
         foreign: What to do with a gradient that somebody else left in ``.grad``.
-        max_microbatches: The most micro-batches of one window.
+        max_microbatches: The most micro-batches of one window, over all ranks.
 
     Raises:
-        ContractError: A number or a name is out of its domain, or a parameter cannot be trained.
+        ContractError: A parameter cannot be trained, or ranks were given different models or arguments.
         GradientError: The model makes sparse gradients.
-        PlacementError: A parameter is not a plain tensor.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        placement: Placement,
         *,
         dtype: str,
         loss_scale: float,
         terms: tuple[str, ...],
+        unused: Unused,
         foreign: Literal["error", "drop"],
         max_microbatches: int,
     ) -> None:
-        check_numbers(dtype, loss_scale, terms, max_microbatches)
         self.work = WORK_DTYPES[dtype]
-        self.slots = Slots(model, self.work)
+        self.placement = placement
+        self.unused = unused
+        self.slots = placement.group.agreed("the look at the parameters", lambda: Slots(placement, self.work))
         self.contract = Contract(dtype, loss_scale, terms, self.slots.tensors)
         self.terms = Terms(terms)
         self.taker = Taker(self.slots, foreign)
@@ -61,42 +64,113 @@ class Pending:
         self.max_microbatches = max_microbatches
 
     def backward(self, tallies: Mapping[str, Tally], *, retain_graph: bool) -> None:
-        """Differentiate each term's loss sum and keep gradients and rows."""
+        """Differentiate each term's loss sum and keep gradients and rows; of a filler nothing."""
         microbatch = self._ready()
+        real = microbatch is None or microbatch.real_rows > 0
         _check_rows(tallies, microbatch)
+        if self.placement.sharded:
+            _check_graphs(tallies)
         self._begin()
         last = self.terms.names[-1]
+        what = f"the end of backward {self.window.rounds}{self.course.place()}"
         for term, tally in tallies.items():
-            taken = 0
-            if tally.total.requires_grad:
-                loss = tally.total.to(self.work).sum() * self.contract.loss_scale  # []
-                taken = self.taker.run(loss, self.window, term, retain_graph=retain_graph or term != last)
-            self.window.add_tally(term, tally, gradients=taken)
-        self._end()
+            keep = retain_graph or term != last
+            loss = tally.total.to(self.work).sum() * self.contract.loss_scale if tally.total.requires_grad else None  # []
+            taken = self.taker.run(loss, self.window, term, what, retain_graph=keep, real=real)
+            if real:
+                self.window.add_tally(term, tally, gradients=taken)
+        self._end(real=real)
 
-    def add(self, gradients: Mapping[str, Gradients], counts: Mapping[str, Fraction]) -> None:
+    def add(self, gradients: Mapping[str, Gradients], counts: Mapping[str, Fraction], *, summed: bool) -> None:
         """Copy gradients that were made elsewhere."""
+        what = f"an add(){self.course.place()}"
+        group = self.placement.group
+        group.agreed(what, lambda: self._check_added(gradients, counts))
+        names = self._agreed_names(gradients, what)
+        self._begin()
+        for term, named in gradients.items():
+            for name, part in self._parts(named, names[term], summed=summed).items():
+                self.window.add_gradient(term, name, part, self.placement.like(name))
+            self.window.used[term].update(names[term])
+            if not summed or group.rank == 0:
+                self.window.add_count(term, counts[term])
+        self._end(real=not summed or group.rank == 0)
+
+    def _check_added(self, gradients: Mapping[str, Gradients], counts: Mapping[str, Fraction]) -> None:
         for term, named in gradients.items():
             check_given(named, self.slots)
             if counts[term] and not named:
                 raise GradientError(f"term {term!r} counts {counts[term]} items and brings no gradient")
         self._ready()
-        self._begin()
-        for term, named in gradients.items():
-            for name, gradient in named.items():
-                self.window.add_gradient(term, name, gradient.detach(), self.slots.parameters[name])
-            self.window.add_count(term, counts[term])
-        self._end()
+
+    def _agreed_names(self, gradients: Mapping[str, Gradients], what: str) -> dict[str, tuple[str, ...]]:
+        """Return for each term the parameters of which any rank brings a gradient."""
+        keys = [(term, name) for term in gradients for name in self.slots.parameters]
+        brought = self.placement.group.maximum(what, [name in gradients[term] for term, name in keys])
+        some = [key for key, one in zip(keys, brought, strict=True) if one]
+        return {term: tuple(name for one, name in some if one == term) for term in gradients}
+
+    def _parts(self, named: Gradients, names: Sequence[str], *, summed: bool) -> dict[str, Tensor]:
+        """Return this rank's parts of given gradients: of those already summed, or of the sum of every rank's own."""
+        placement = self.placement
+        wholes = {}
+        for name in names:
+            shape, device = self.slots.parameters[name].shape, self.slots.parameters[name].device
+            given = named[name].detach() if name in named else torch.zeros(shape, dtype=self.work, device=device)
+            wholes[name] = given
+        if summed:
+            parts = {name: placement.part(name, one) for name, one in wholes.items()}
+            return {name: one for name, one in parts.items() if one is not None}
+        spread = {name: placement.local(name, one) for name, one in wholes.items() if placement.is_spread(one)}
+        plain = {name: one.to(self.work) for name, one in wholes.items() if name not in spread}
+        return {**spread, **placement.shared(plain)}
 
     def like(self, name: str, tensor: Tensor) -> Tensor:
         """Return a copy in the work dtype, in the memory layout of the parameter ``name``."""
-        return torch.empty_like(self.slots.parameters[name], dtype=self.work).copy_(tensor.detach())
+        return torch.empty_like(self.placement.like(name), dtype=self.work).copy_(tensor.detach())
 
-    def check_drain(self) -> None:
-        """Raise if the window cannot be finished: broken, rows not offered, or a changed model."""
-        self.window.guard()
-        self.course.check_finishable()
-        self.slots.check()
+    def zeros(self, name: str) -> Tensor:
+        """Return this rank's part of a sum of nothing."""
+        return torch.zeros_like(self.placement.like(name), dtype=self.work)
+
+    def held(self, window: Window) -> Window:
+        """Return what this rank holds of a window of all ranks, copied. Collective where its sums are spread.
+
+        Its counters, and sums that are still to be added up over ranks, are held by the first rank.
+        """
+        mine = Window(self.terms.names, self.work)
+        mine.rounds, mine.rows_done, mine.step, mine.loose = window.rounds, window.rows_done, window.step, window.loose
+        if self.placement.group.rank == 0:
+            mine.microbatches = window.microbatches
+            mine.add_moments(window.moments())
+        for term, sums in window.sums.items():
+            mine.used[term] = set(sums)
+            for name in self.slots.parameters:
+                part = self.placement.part(name, sums[name]) if name in sums else None
+                if part is not None:
+                    mine.sums[term][name] = self.like(name, part)
+        return mine
+
+    def check_alike(self, what: str, state: Mapping[str, object]) -> None:
+        """Raise StateError, on all ranks, if ranks were given different states: all but tensors is compared."""
+        plain = {name: value for name, value in state.items() if name != "sums"}
+        self.placement.group.same(what, {"the saved state": mark(plain)})
+
+    def check_drain(self, check: Callable[[], object] | None = None) -> None:
+        """Raise, on all ranks alike, if the window cannot be finished: broken, rows not offered, or a changed model.
+
+        Args:
+            check: Whatever else must not raise.
+        """
+
+        def checks() -> None:
+            if check is not None:
+                check()
+            self.window.guard()
+            self.course.check_finishable()
+            self.slots.check()
+
+        self.placement.group.agreed(f"the end of the batch{self.course.place()}", checks)
 
     def drain(self) -> None:
         """Empty the window; the batch stays open until it is closed."""
@@ -122,9 +196,10 @@ class Pending:
         self.taker.drop()
         self.window.broken = _FAILED
 
-    def _end(self) -> None:
+    def _end(self, *, real: bool) -> None:
         self.window.broken = None
-        self.window.microbatches += 1
+        self.window.microbatches += real
+        self.window.rounds += 1
         at = self.course.advance()
         if at is None:
             self.window.loose = True
@@ -140,12 +215,10 @@ def offer(batch: BatchLike[M], members: Sequence[tuple[object, Pending]]) -> Ite
         members: Each accumulator with what it holds.
     """
     turn = object()
-    for owner, pending in members:
-        pending.window.guard()
-        pending.course.enter(owner, batch, pending.window, turn)
-    _check_alike(batch, [owner for owner, _ in members])
+    owner, first = members[0]
+    _enter(batch, members, turn)
     try:
-        for microbatch in batch.remaining(members[0][0]):
+        for microbatch in batch.remaining(owner):
             for _, pending in members:
                 pending.course.hand_out(microbatch)
             yield microbatch
@@ -155,6 +228,41 @@ def offer(batch: BatchLike[M], members: Sequence[tuple[object, Pending]]) -> Ite
     finally:
         for _, pending in members:
             pending.course.leave(turn)
+
+
+def _enter(batch: BatchLike[M], members: Sequence[tuple[object, Pending]], turn: object) -> None:
+    """Enter a batch with every member, where all ranks can: at the same place, with equally many rounds to do."""
+    group = members[0][1].placement.group
+    rounds, rows_done, error = -1, -1, None
+    try:
+        for owner, pending in members:
+            pending.window.guard()
+            pending.slots.check()
+            _check_share(batch, pending)
+            pending.course.enter(owner, batch, pending.window, turn)
+        _check_alike(batch, [owner for owner, _ in members])
+        rounds = batch.rounds_left(members[0][0])
+        rows_done = members[0][1].window.rows_done
+    except AugendError as refused:
+        error = refused
+    numbers = {
+        "the batch": batch.step,
+        "its number of rows": batch.rows,
+        "the number of rows done": rows_done,
+        "the number of micro-batches left": rounds,
+    }
+    group.same(f"the beginning of batch {batch.step}", numbers, error)
+
+
+def _check_share(batch: BatchLike[M], pending: Pending) -> None:
+    """A batch that is dealt otherwise than the accumulator adds up would count rows twice, or not at all."""
+    if batch.share != pending.placement.share:
+        (rank, world), (mine, ours) = batch.share, pending.placement.share
+        raise PlacementError(
+            f"the batch is dealt to rank {rank} of {world}, and the accumulator adds up as rank {mine} of {ours}: give "
+            "Batches the mesh of the axes that share a batch (not those of tensor parallelism), "
+            'as in Batches(..., mesh=mesh["data"])'
+        )
 
 
 def _check_alike(batch: BatchLike[M], owners: Sequence[object]) -> None:
@@ -172,7 +280,7 @@ def _check_alike(batch: BatchLike[M], owners: Sequence[object]) -> None:
 
 def _check_rows(tallies: Mapping[str, Tally], microbatch: MicrobatchLike | None) -> None:
     """A tally of other rows than the micro-batch's would give a wrong standard error, silently."""
-    if microbatch is None:
+    if microbatch is None or microbatch.real_rows == 0:
         return
     for term, tally in tallies.items():
         if tally.total.dim() == 1 and len(tally.total) != microbatch.real_rows:
@@ -180,4 +288,14 @@ def _check_rows(tallies: Mapping[str, Tally], microbatch: MicrobatchLike | None)
                 f"the tally of term {term!r} has {len(tally.total)} rows and the micro-batch {microbatch.real_rows}: "
                 "error bars need one number a row. Sum what belongs to one row, or give a 0-d total and count if the "
                 "loss has no rows"
+            )
+
+
+def _check_graphs(tallies: Mapping[str, Tally]) -> None:
+    """Without a graph there is no backward, and the other ranks would wait for this one in theirs."""
+    for term, tally in tallies.items():
+        if not tally.total.requires_grad:
+            raise TallyError(
+                f"the total of term {term!r} has no graph, and every rank must run the backward of sharded modules: "
+                "build it from the model's output, also where nothing counts"
             )

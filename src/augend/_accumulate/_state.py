@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Final, cast, final
+from typing import TYPE_CHECKING, Final, cast, final
 
 import torch
 from torch import Tensor
 
 from augend._accumulate._contract import WORK_DTYPES, Contract, TensorContract, compare_tensors
+from augend._accumulate._reduce import Reduced
 from augend._accumulate._window import Window
 from augend._numerics import COUNT_LIMIT, Moments
 from augend.errors import ContractError, StateError
+
+if TYPE_CHECKING:
+    from augend._accumulate._pending import Pending
 
 STATE_VERSION: Final = 1
 _KEYS: Final = frozenset(
@@ -44,10 +48,10 @@ class AccumulatorState:
     moments: Mapping[str, Moments] = field(default_factory=dict, repr=False)
 
     @staticmethod
-    def of(contract: Contract, microbatches: int, moments: Mapping[str, Moments]) -> AccumulatorState:
-        """Return the counters of a window."""
-        count = plain_count(moments[contract.terms[0]].count)
-        return AccumulatorState(contract.dtype, contract.loss_scale, count, microbatches, moments)
+    def of(contract: Contract, reduced: Reduced) -> AccumulatorState:
+        """Return the counters of all ranks' window."""
+        count = plain_count(reduced.moments[contract.terms[0]].count)
+        return AccumulatorState(contract.dtype, contract.loss_scale, count, reduced.microbatches, reduced.moments)
 
 
 def plain_count(count: Fraction) -> int | float:
@@ -55,22 +59,44 @@ def plain_count(count: Fraction) -> int | float:
     return int(count) if count.denominator == 1 else float(count)
 
 
-def write_state(window: Window, contract: Contract) -> dict[str, object]:
-    """Return a copy of a window: tensors under ``"sums"``, plain numbers, strings and lists elsewhere.
+def write_state(pending: Pending, reduced: Reduced) -> dict[str, object]:
+    """Return a copy of all ranks' window: tensors under ``"sums"``, plain numbers, strings and lists elsewhere.
 
-    ``updates`` and ``finished`` are the accumulator's own and added by it.
+    ``updates`` and ``finished`` are the accumulator's own and added by it. Collective.
     """
-    moments = window.moments()
+    window = pending.window
+    sums = {}
+    for term, names in reduced.present.items():
+        complete = complete_sums(pending, term, names)
+        copied = {name: one.clone() if one is window.sums[term].get(name) else one for name, one in complete.items()}
+        sums[term] = {name: pending.placement.spread(name, one) for name, one in copied.items()}
+    plain = _plain(pending.contract, reduced.microbatches, reduced.moments, sums)
+    return {**plain, "step": window.step, "rows_done": window.rows_done, "loose": reduced.loose}
+
+
+def complete_sums(pending: Pending, term: str, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return this rank's parts of the sums over all ranks; what is complete already is the window's own. Collective."""
+    held = pending.window.sums[term]
+    mine = {name: held[name] if name in held else pending.zeros(name) for name in names}
+    return pending.placement.complete(mine)
+
+
+def _plain(
+    contract: Contract,
+    microbatches: int,
+    moments: Mapping[str, Moments],
+    sums: Mapping[str, Mapping[str, Tensor]],
+) -> dict[str, object]:
     return {
         "version": STATE_VERSION,
         "contract": contract.to_plain(),
-        "microbatches": window.microbatches,
-        "step": window.step,
-        "rows_done": window.rows_done,
-        "loose": window.loose,
+        "microbatches": microbatches,
+        "step": None,
+        "rows_done": 0,
+        "loose": microbatches > 0,
         "moments": {term: one.to_plain() for term, one in moments.items()},
-        "present": {term: sorted(sums) for term, sums in window.sums.items()},
-        "sums": {term: {name: one.clone() for name, one in sums.items()} for term, sums in window.sums.items()},
+        "present": {term: sorted(named) for term, named in sums.items()},
+        "sums": sums,
     }
 
 
@@ -95,7 +121,7 @@ def read_state(state: Mapping[str, object], contract: Contract, limit: int) -> t
     _check_contract(state["contract"], contract)
     work = _work(contract)
     window = Window(contract.terms, work)
-    window.microbatches = _whole("microbatches", state["microbatches"], limit)
+    window.microbatches = window.rounds = _whole("microbatches", state["microbatches"], limit)
     window.rows_done = _whole("rows_done", state["rows_done"], COUNT_LIMIT)
     if state["step"] is not None:
         window.step = _whole("step", state["step"], COUNT_LIMIT)
@@ -109,6 +135,7 @@ def read_state(state: Mapping[str, object], contract: Contract, limit: int) -> t
         saved = _moments(term, moments[term])
         window.add_moments({term: saved})
         window.sums[term] = _sums(term, sums[term], present[term], contract, work)
+        window.used[term] = set(window.sums[term])
         _check_counters(term, saved, window)
     return window, _whole("updates", state["updates"], COUNT_LIMIT), state["finished"]
 
@@ -126,14 +153,12 @@ def state_of_sums(
             raise ContractError(
                 f"the sums' {name} is {getattr(counters, name)}, the contract's {getattr(contract, name)}"
             )
-    window = Window(contract.terms, _work(contract))
-    window.microbatches = counters.microbatches
-    window.loose = counters.microbatches > 0
-    window.add_moments(counters.moments)
-    by_term = gradients if len(contract.terms) > 1 else {contract.terms[0]: gradients}
-    for term, sums in cast("Mapping[str, Mapping[str, Tensor]]", by_term).items():
-        window.sums[term] = dict(sums)
-    return {**write_state(window, contract), "updates": 0, "finished": None}
+    by_term = cast(
+        "Mapping[str, Mapping[str, Tensor]]",
+        gradients if len(contract.terms) > 1 else {contract.terms[0]: gradients},
+    )
+    sums = {term: {name: one.clone() for name, one in named.items()} for term, named in by_term.items()}
+    return {**_plain(contract, counters.microbatches, counters.moments, sums), "updates": 0, "finished": None}
 
 
 def _check_keys(what: str, got: object, expected: frozenset[str] | set[str]) -> None:

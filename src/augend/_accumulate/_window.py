@@ -16,7 +16,7 @@ from augend.errors import CounterOverflowError, GradientError, StateError, Tally
 
 @final
 class Window:
-    """Pending sums, counts and moments of one accumulator.
+    """Pending sums, counts and moments of one accumulator, as far as this rank holds them.
 
     Per-row totals and counts are kept as they came (a few bytes a row, nothing is read from the device) and folded
     into exact moments when somebody asks.
@@ -28,8 +28,10 @@ class Window:
 
     def __init__(self, terms: tuple[str, ...], work: torch.dtype) -> None:
         self.work = work
-        self.sums: dict[str, dict[str, Tensor]] = {term: {} for term in terms}  # only what had a gradient
-        self.microbatches = 0
+        self.sums: dict[str, dict[str, Tensor]] = {term: {} for term in terms}  # this rank's parts
+        self.used: dict[str, set[str]] = {term: set() for term in terms}  # what had a gradient on this rank
+        self.microbatches = 0  # of this rank, fillers not counted
+        self.rounds = 0  # fillers counted: equally many on every rank
         self.rows_done = 0  # of the batch that is open
         self.step: int | None = None  # which batch that is
         self.loose = False  # some micro-batch did not come from Accumulator.microbatches()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from augend._placement import Placement
 from augend.errors import ContractError
 from augend.optim import MasterWeights
 
@@ -61,7 +62,9 @@ def targets_of(
     return targets
 
 
-def write_gradients(gradients: Mapping[str, Tensor], targets: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def write_gradients(
+    gradients: Mapping[str, Tensor], targets: Mapping[str, nn.Parameter], placement: Placement
+) -> dict[str, Tensor]:
     """Set ``.grad`` of every target: rounded once to its dtype, in its memory layout. Returns what was written.
 
     Torch's fused optimizers are silently wrong where strides of gradient and parameter differ, hence the layout.
@@ -69,9 +72,7 @@ def write_gradients(gradients: Mapping[str, Tensor], targets: Mapping[str, nn.Pa
     written = {}
     for name, gradient in gradients.items():
         target = targets[name]
-        fits = gradient.dtype == target.dtype and gradient.stride() == target.stride()
-        target.grad = gradient if fits else torch.empty_like(target).copy_(gradient)
-        written[name] = target.grad
+        target.grad = written[name] = placement.formed(gradient, target)
     return written
 
 

@@ -17,35 +17,30 @@ _STEP_FAILED: Final = "an exception left optimizer.step(), so the update may be 
 
 
 def end_batch(
-    pending: Pending, optimizers: Sequence[torch.optim.Optimizer], policy: Policy, *, updates: int, unused: str
+    pending: Pending, optimizers: Sequence[torch.optim.Optimizer], policy: Policy, *, updates: int
 ) -> Finished:
-    """Finish the window, step the optimizers if there are any, and return the record.
+    """Finish the window, step the optimizers if there are any, and return the record. Collective.
 
-    Everything that can be refused is refused before the window is touched.
+    Everything that can be refused is refused before the window is touched, on all ranks alike.
 
     Args:
         pending: The accumulator's window and what belongs to it.
         optimizers: Those to step; with none, the gradient stays in ``.grad``.
         policy: Clipping, weights, and what to do with nothing and with nan.
         updates: Steps really taken before this one.
-        unused: ``"zero"`` gives parameters without any gradient zeros.
     """
-    pending.check_drain()
-    pending.taker.check_foreign()
+    what = f"the end of the batch{pending.course.place()}"
+    pending.check_drain(pending.taker.check_foreign)
     targets = targets_of(pending.slots.parameters, optimizers)
-    mean = mean_of(pending.window, pending.contract.loss_scale, policy)
+    mean = mean_of(pending, policy, what, pending.unused)
     scale = 1.0 if mean.skipped else policy.scale(mean.norm)
-    mean = judge_narrowing(mean, scale, {name: one.dtype for name, one in targets.items()}, policy, pending.window)
-    microbatches = pending.window.microbatches
+    mean = judge_narrowing(mean, scale, {name: one.dtype for name, one in targets.items()}, policy, pending)
     pending.drain()
     pending.taker.drop()
     if not mean.skipped:
         pending.window.broken = _STEP_FAILED
-        gradients = mean.form(scale)
-        if unused == "zero":
-            for name, parameter in pending.slots.parameters.items():
-                gradients.setdefault(name, torch.zeros_like(parameter, dtype=pending.work))
-        pending.taker.written = write_gradients(gradients, targets)
+        gradients = pending.placement.handed_over(mean.form(scale))
+        pending.taker.written = write_gradients(gradients, targets, pending.placement)
         if optimizers:
             take_step(optimizers, targets)
             pending.taker.written = {}
@@ -53,4 +48,5 @@ def end_batch(
     pending.course.close()  # only now: after a step that failed, the batch can be offered again
     taken = updates + (not mean.skipped)
     scale = 1.0 if mean.skipped else scale
+    microbatches = mean.reduced.microbatches
     return Finished(mean.count, microbatches, mean.norm, scale, mean.skipped, taken, mean.losses())

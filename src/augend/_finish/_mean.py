@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,10 +11,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from augend._accumulate import Window, plain_count
+from augend._accumulate import Pending, Reduced, Unused, Window, complete_sums, plain_count, reduce_window
 from augend._finish._divide import divide_
 from augend._finish._policy import Policy
-from augend._numerics import Moments, norm
+from augend._numerics import norm
 from augend.errors import EmptyWindowError, NonFiniteError
 from augend.metrics import Estimate
 
@@ -23,20 +24,20 @@ from augend.metrics import Estimate
 class Mean:
     """A mean gradient that is not formed yet: undivided sums, and the two divisors that belong to them."""
 
-    sums: dict[str, Tensor]
+    sums: dict[str, Tensor]  # this rank's parts of the sums over all ranks
     divisors: tuple[float, float]  # the loss scale, the count
     norm: float
     skipped: bool
-    moments: dict[str, Moments]
+    reduced: Reduced
 
     @property
     def count(self) -> int | float:
         """What the first term's sums cover."""
-        return plain_count(next(iter(self.moments.values())).count)
+        return plain_count(next(iter(self.reduced.moments.values())).count)
 
     def losses(self) -> dict[str, Estimate]:
         """Return every term's value and standard error."""
-        return {term: Estimate.ratio(one) for term, one in self.moments.items()}
+        return {term: Estimate.ratio(one) for term, one in self.reduced.moments.items()}
 
     def form(self, scale: float) -> dict[str, Tensor]:
         """Divide, and multiply by ``scale``; overwrites the sums."""
@@ -44,40 +45,45 @@ class Mean:
         return self.sums
 
 
-def mean_of(window: Window, loss_scale: float, policy: Policy) -> Mean:
-    """Decide what a window's mean gradient is, without changing the window.
+def mean_of(pending: Pending, policy: Policy, what: str, unused: Unused) -> Mean:
+    """Decide what the mean gradient of a window of all ranks is, without changing the window. Collective.
+
+    Everything is decided on reduced values, hence alike on all ranks.
 
     Raises:
         ContractError: A weight is of no term.
         EmptyWindowError: Nothing was counted, and the policy says so (or no micro-batch was made at all).
         NonFiniteError: A sum or a total is inf or nan, and the policy says so. The window cannot go on.
-        TallyError, GradientError, CounterOverflowError: As ``Window.moments``.
+        UnusedError, StateError, TallyError, GradientError, CounterOverflowError: As ``reduce_window``.
     """
-    weights = policy.weights(tuple(window.sums))
-    moments = window.moments()
+    weights = policy.weights(pending.contract.terms)
+    reduced = reduce_window(pending, what, unused, policy=policy.to_plain())
+    moments, loss_scale = reduced.moments, pending.contract.loss_scale
     counts = {term: float(one.count) for term, one in moments.items()}
     divisors = (loss_scale, 1.0)
     if not any(counts.values()):
         if policy.empty == "skip":
-            return Mean({}, divisors, math.nan, skipped=True, moments=moments)
-        if policy.empty == "raise" or window.microbatches == 0:
+            return Mean({}, divisors, math.nan, skipped=True, reduced=reduced)
+        if policy.empty == "raise" or reduced.microbatches == 0:
             raise EmptyWindowError(
-                f"nothing was counted since the last finish ({window.microbatches} micro-batches were made): there is "
+                f"nothing was counted since the last finish ({reduced.microbatches} micro-batches were made): there is "
                 'no mean. Supervise at least one item, or choose empty="skip", "one" or "zero"'
             )
         counts = dict.fromkeys(counts, 1.0)
-    sums, count = _combine(window, weights, counts)
+    sums, count = _combine(pending, reduced, weights, counts)
     if policy.empty == "zero" and not any(one.count for one in moments.values()):
         sums = {name: torch.zeros_like(tensor) for name, tensor in sums.items()}
-    length = norm(sums.values()) / loss_scale / count
-    mean = Mean(sums, (loss_scale, count), length, skipped=False, moments=moments)
-    return _judged(mean, _non_finite(mean), policy, window)
+    placement = pending.placement
+    counted = [tensor for name, tensor in sums.items() if placement.counted(name)]
+    length = norm(counted, functools.partial(placement.group.gather, what)) / loss_scale / count
+    mean = Mean(sums, (loss_scale, count), length, skipped=False, reduced=reduced)
+    return _judged(mean, _non_finite(mean, pending, what), policy, pending.window)
 
 
 def judge_narrowing(
-    mean: Mean, scale: float, dtypes: Mapping[str, torch.dtype], policy: Policy, window: Window
+    mean: Mean, scale: float, dtypes: Mapping[str, torch.dtype], policy: Policy, pending: Pending
 ) -> Mean:
-    """Apply the policy to means that are finite but too large for the dtype that they are handed over in.
+    """Apply the policy to means that are finite but too large for the dtype that they are handed over in. Collective.
 
     No element exceeds the norm, so only where the norm is too large are elements looked at.
 
@@ -88,14 +94,20 @@ def judge_narrowing(
     if mean.skipped or not narrow:
         return mean
     device = mean.sums[narrow[0]].device
-    sizes = torch.stack([torch.linalg.vector_norm(mean.sums[name], ord=math.inf).to(device) for name in narrow])
-    for name, size in zip(narrow, sizes.tolist(), strict=True):
+    here = torch.stack([_largest(mean.sums[name]).to(device) for name in narrow])
+    everywhere = pending.placement.group.gather("the largest elements", here.tolist())
+    for name, sizes in zip(narrow, zip(*everywhere, strict=True), strict=True):
+        size = math.nan if any(map(math.isnan, sizes)) else max(sizes)
         largest = torch.tensor(size / mean.divisors[0] / mean.divisors[1] * scale, dtype=torch.float64)
         dtype = dtypes[name]
         if torch.isfinite(largest) and torch.isinf(largest.to(dtype)):
             fault = f"the mean gradient of parameter {name!r} reaches {float(largest):.6g}, which {dtype} cannot hold"
-            return _judged(mean, fault, policy, window)
+            return _judged(mean, fault, policy, pending.window)
     return mean
+
+
+def _largest(tensor: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(tensor, ord=math.inf) if tensor.numel() else tensor.new_zeros(())
 
 
 def _judged(mean: Mean, fault: str | None, policy: Policy, window: Window) -> Mean:
@@ -111,31 +123,34 @@ def _judged(mean: Mean, fault: str | None, policy: Policy, window: Window) -> Me
 
 
 def _combine(
-    window: Window, weights: Mapping[str, float], counts: Mapping[str, float]
+    pending: Pending, reduced: Reduced, weights: Mapping[str, float], counts: Mapping[str, float]
 ) -> tuple[dict[str, Tensor], float]:
     """Return the gradients of Σ weight · sum / count, and the count that they still must be divided by."""
-    (first, *others) = window.sums
+    sums_of = {term: complete_sums(pending, term, names) for term, names in reduced.present.items()}
+    (first, *others) = sums_of
     if not others and weights[first] == 1.0:
-        return dict(window.sums[first]), counts[first]
+        return sums_of[first], counts[first]
     combined: dict[str, Tensor] = {}
-    for term, sums in window.sums.items():
+    for term, sums in sums_of.items():
         for name, tensor in sums.items():
             # Where nothing was counted: exact zeros, whatever the masked rows left behind.
             part = tensor.clone() if counts[term] else torch.zeros_like(tensor)
             divide_([part], (counts[term] or 1.0, 1.0))
             part.mul_(weights[term])
             combined[name] = combined[name].add_(part) if name in combined else part
-    return combined, 1.0
+    return {name: combined[name] for name in pending.slots.parameters if name in combined}, 1.0
 
 
-def _non_finite(mean: Mean) -> str | None:
-    """Say where the first inf or nan is, or None."""
+def _non_finite(mean: Mean, pending: Pending, what: str) -> str | None:
+    """Say where the first inf or nan is, or None; the same on all ranks."""
     if not math.isfinite(mean.norm):
-        for name, tensor in mean.sums.items():
-            if not bool(torch.isfinite(tensor).all()):
+        here = [not bool(torch.isfinite(tensor).all()) for tensor in mean.sums.values()]
+        anywhere = pending.placement.group.maximum(what, here)
+        for name, bad in zip(mean.sums, anywhere, strict=True):
+            if bad:
                 return f"the gradient of parameter {name!r} holds an inf or a nan"
         return f"the norm of the mean gradient is {mean.norm}, although every sum is finite"
-    for term, one in mean.moments.items():
+    for term, one in mean.reduced.moments.items():
         if not one.finite:
             return f"a row's total of term {term!r} is inf or nan, although all gradients are finite"
     return None

@@ -48,6 +48,17 @@ class Policy:
         _check_word("empty", self.empty, _EMPTY)
         _check_word("nonfinite", self.nonfinite, _NONFINITE)
 
+    def to_plain(self) -> dict[str, object]:
+        """Return what all ranks must ask for alike."""
+        weights = None if self.term_weights is None else sorted(dict(self.term_weights).items())
+        return {
+            "max_norm": self.max_norm,
+            "eps": self.eps,
+            "term_weights": weights,
+            "empty": self.empty,
+            "nonfinite": self.nonfinite,
+        }
+
     def scale(self, norm: float) -> float:
         """Return ``min(1, max_norm / (norm + eps))`` in float64; 1 for a norm of 0, nan for nan."""
         if self.max_norm is None or norm == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import torch
@@ -14,16 +14,19 @@ _ROW: Final = 2**12  # elements summed by one chain of float64 additions
 _SAFE_LOW: Final = 2.0**-900  # below this, squares of float64 elements may have been lost to underflow
 _UNIT: Final = 2.0**-53
 
-# Squares (1 rounding), a chain of at most 2^12 additions, one rounding of the exact sum; the root halves it and
-# rounds once more: (γ(2^12 + 1) + u) / 2 + u, γ(k) = k·u / (1 - k·u) (Higham 2002, §4.2).
-NORM_RELATIVE_ERROR: Final = ((_ROW + 1) * _UNIT / (1 - (_ROW + 1) * _UNIT) + _UNIT) / 2 + _UNIT
+# Squares (1 rounding), a chain of at most 2^12 additions, one rounding of the exact sum of a process and one of that
+# of all; the root halves it and rounds once more: (γ(2^12 + 1) + 2u) / 2 + u, γ(k) = k·u / (1 - k·u) (Higham 2002, §4.2).
+NORM_RELATIVE_ERROR: Final = ((_ROW + 1) * _UNIT / (1 - (_ROW + 1) * _UNIT) + 2 * _UNIT) / 2 + _UNIT
+
+Gather = Callable[[Sequence[float]], Sequence[Sequence[float]]]
 
 
-def norm(tensors: Iterable[Tensor]) -> float:
-    """Return the 2-norm of all elements of all tensors together.
+def norm(tensors: Iterable[Tensor], gather: Gather = lambda numbers: [numbers]) -> float:
+    """Return the 2-norm of all elements of all tensors together, those of other processes too.
 
     Args:
-        tensors: Floating tensors of any shapes, dtypes and devices.
+        tensors: Floating tensors of any shapes, dtypes and devices: this process's.
+        gather: Returns every process's numbers, given this one's; called once, or twice where magnitudes are extreme.
 
     Returns:
         A plain number; inf or nan if any element is. No element overflows or vanishes on the way, whatever the
@@ -34,14 +37,34 @@ def norm(tensors: Iterable[Tensor]) -> float:
         2^-1022, which float64 holds with fewer bits, is besides rounded once more, to a multiple of 2^-1074.
     """
     held = [tensor.detach() for tensor in tensors]
-    total = _square_sum(held)
+    total = _fsum([one for (one,) in gather([_square_sum(held)])])
     if _SAFE_LOW <= total < math.inf or math.isnan(total):
         return math.sqrt(total)
-    largest = max((float(tensor.abs().max()) for tensor in held if tensor.numel()), default=0.0)
+    parts = gather(_scaled_sum(held))
+    if not all(math.isfinite(largest) for largest, _, _ in parts):
+        return max(largest for largest, _, _ in parts)
+    exponents = [int(exponent) for largest, exponent, _ in parts if largest]
+    if not exponents:
+        return 0.0
+    top = max(exponents)
+    total = _fsum([math.ldexp(one, 2 * (int(exponent) - top)) for largest, exponent, one in parts if largest])
+    return _ldexp(math.sqrt(total), top)
+
+
+def _scaled_sum(tensors: Sequence[Tensor]) -> tuple[float, float, float]:
+    """Return the largest magnitude, an exponent of about its size, and the sum of squares in units of that."""
+    largest = max((float(tensor.abs().max()) for tensor in tensors if tensor.numel()), default=0.0)
     if largest == 0.0 or not math.isfinite(largest):
-        return largest
+        return largest, 0.0, 0.0
     exponent = math.frexp(largest)[1]
-    return _ldexp(math.sqrt(_square_sum(held, -exponent)), exponent)
+    return largest, exponent, _square_sum(tensors, -exponent)
+
+
+def _fsum(numbers: Iterable[float]) -> float:
+    try:
+        return math.fsum(numbers)
+    except OverflowError:  # finite sums whose total is beyond float64
+        return math.inf
 
 
 def _ldexp(value: float, exponent: int) -> float:
@@ -58,10 +81,7 @@ def _square_sum(tensors: Sequence[Tensor], exponent: int = 0) -> float:
         return 0.0
     device = partials[0].device
     sums = torch.cat([partial.to(device) for partial in partials]).tolist()
-    try:
-        return math.fsum(sums)
-    except OverflowError:  # finite sums whose total is beyond float64
-        return math.inf
+    return _fsum(sums)
 
 
 def _row_sums(tensor: Tensor, exponent: int) -> list[Tensor]:

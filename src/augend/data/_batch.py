@@ -134,6 +134,16 @@ class Batch:
             yield microbatch
             self.check_live()
 
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which rank of how many its micro-batches are dealt to here."""
+        return self._feed.share
+
+    def rounds_left(self, owner: object) -> int:
+        """Return how many micro-batches `remaining` yields, fillers included: equally many on every rank."""
+        progress = self.progress(owner)
+        return len(self._feed.rounds(self.step, self.rows if progress.closed else progress.rows_done))
+
     def check_live(self) -> None:
         """Do nothing if the data is at this batch.
 

@@ -100,6 +100,11 @@ class Feed:
         self._loader: DataLoader[Fetched] | None = self._open()  # now, so that its own refusals come now
         self._running: tuple[Iterator[Request], Iterator[Fetched]] | None = None
 
+    @property
+    def share(self) -> tuple[int, int]:
+        """Rank and world of those who share a batch."""
+        return rank_and_world(self._mesh)
+
     def rounds(self, step: int, rows_done: int) -> Rounds:
         """Return this rank's rounds for what is left of a batch; warn once if some of them are fillers."""
         rank, world = rank_and_world(self._mesh)

@@ -1,0 +1,142 @@
+"""What all ranks' windows are together: counters, moments, and which parameters were used. Two small collectives."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, final
+
+from augend._numerics import COUNT_LIMIT, LIMBS, Moments, from_limbs, to_limbs
+from augend.errors import (
+    AugendError,
+    CounterOverflowError,
+    GradientError,
+    StateError,
+    TallyError,
+    UnusedError,
+)
+
+if TYPE_CHECKING:
+    from augend._accumulate._pending import Pending
+
+Unused = Literal["error", "zero"]
+_POISONING: Final = (TallyError, GradientError, CounterOverflowError, UnusedError)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """One window of all ranks.
+
+    Args:
+        microbatches: How many were made, fillers not counted.
+        loose: Whether some did not come from the loop over a batch.
+        moments: Every term's, exactly.
+        present: For every term the parameters that had a gradient somewhere, in the model's order.
+    """
+
+    microbatches: int
+    loose: bool
+    moments: Mapping[str, Moments]
+    present: Mapping[str, tuple[str, ...]]
+
+
+def reduce_window(pending: Pending, what: str, unused: Unused, **alike: object) -> Reduced:
+    """Agree on what a window holds, or raise the same error on every rank. Collective; changes no sums.
+
+    Args:
+        pending: The window, and what belongs to it.
+        what: What this rank waits for, in words.
+        unused: Whether a parameter that some ranks used and others did not is an error: in mid-batch it never is.
+        **alike: What must be equal on all ranks besides, by what it is called in messages.
+
+    Raises:
+        StateError: Ranks made different numbers of micro-batches, are at different rows, or differ in ``alike``.
+        UnusedError: Ranks used different parameters, and that is an error. The window cannot go on.
+        TallyError, GradientError, CounterOverflowError: As ``Window.moments``, of whichever rank.
+    """
+    window, group = pending.window, pending.placement.group
+    moments, error = _own(pending)
+    numbers = {
+        "the number of micro-batches": window.rounds,
+        "the batch": -1 if window.step is None else window.step,
+        "the number of rows done": window.rows_done,
+        **{name.replace("_", " "): mark(value) for name, value in alike.items()},
+    }
+    try:
+        group.same(what, numbers, error)
+        present = _present(pending, what, unused)
+        microbatches, loose, added = _added(pending, what, moments)
+        _check(pending, microbatches, added)
+    except _POISONING as refused:
+        window.broken = window.broken or f"its values were refused ({refused})"
+        raise
+    return Reduced(microbatches, loose, added, present)
+
+
+def _own(pending: Pending) -> tuple[dict[str, Moments], AugendError | None]:
+    """Return this rank's moments, and what is wrong with them."""
+    try:
+        pending.window.guard()
+        pending.slots.check()
+        return pending.window.moments(), None
+    except AugendError as error:
+        return {}, error
+
+
+def _added(pending: Pending, what: str, moments: Mapping[str, Moments]) -> tuple[int, bool, dict[str, Moments]]:
+    """Add up micro-batches and moments over ranks, exactly."""
+    window, placement = pending.window, pending.placement
+    if placement.group.world == 1:
+        return window.microbatches, window.loose, dict(moments)
+    mine = [window.microbatches, window.loose, *(limb for one in moments.values() for limb in to_limbs(one))]
+    if not placement.counts:  # another rank runs the same rows
+        mine = [0] * len(mine)
+    microbatches, loose, *limbs = placement.group.total(what, mine)
+    terms = enumerate(window.sums)
+    added = {term: from_limbs(limbs[place * LIMBS : (place + 1) * LIMBS]) for place, term in terms}
+    return microbatches, bool(loose), added
+
+
+def _present(pending: Pending, what: str, unused: Unused) -> dict[str, tuple[str, ...]]:
+    """Return what had a gradient on any rank."""
+    window, placement = pending.window, pending.placement
+    keys = [(term, name) for term in window.sums for name in pending.slots.parameters]
+    mine = [name in window.used[term] for term, name in keys]
+    both = placement.group.maximum(what, [*mine, *(not one for one in mine)])
+    some, lacking = both[: len(keys)], both[len(keys) :]
+    differ = [key for key, used, missing in zip(keys, some, lacking, strict=True) if used and missing]
+    if differ and unused == "error":
+        term, name = differ[0]
+        held = placement.group.gather(what, [name in window.used[term]])
+        without = ", ".join(str(rank) for rank, (one,) in enumerate(held) if not one)
+        raise UnusedError(
+            f"parameter {name!r} had a gradient on some ranks, and none on rank {without} ({len(differ)} parameters in "
+            'all): pass unused="zero" if rows decide which parameters they use, or let every row use all of them'
+        )
+    return {
+        term: tuple(name for (one, name), used in zip(keys, some, strict=True) if used and one == term)
+        for term in window.sums
+    }
+
+
+def _check(pending: Pending, microbatches: int, moments: Mapping[str, Moments]) -> None:
+    for term, one in moments.items():
+        if one.count > COUNT_LIMIT:
+            raise CounterOverflowError(
+                f"the counts of term {term!r} sum to {one.count} over all ranks, and at most 2^63 - 1 = {COUNT_LIMIT} "
+                "can be held; use smaller weights or batches"
+            )
+    if microbatches > pending.max_microbatches:
+        raise StateError(
+            f"the window holds {microbatches} micro-batches over all ranks, and max_microbatches is "
+            f"{pending.max_microbatches}"
+        )
+
+
+def mark(value: object) -> int:
+    """Return a number that tells plain values apart."""
+    text = json.dumps(value, sort_keys=True, default=repr).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 2

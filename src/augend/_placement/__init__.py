@@ -1,0 +1,6 @@
+"""Where parameters, gradients and sums lie: plain, replicated, sharded by FSDP2 or HSDP, split by tensor parallelism."""
+
+from augend._placement._placement import Placement
+from augend._placement._recognise import place
+
+__all__ = ["Placement", "place"]

@@ -1,0 +1,212 @@
+"""FSDP2: the one file that knows what torch keeps private about ``fully_shard``.
+
+Used of it: per module ``_get_fsdp_state()._fsdp_param_groups``; per group ``fsdp_params``, ``mesh_info``, ``mp_policy``,
+the three switches and ``_partial_reduce_output``; per parameter ``sharded_param``, ``_unsharded_param``, ``sharded_size``
+and ``padded_sharded_param_size``. A probe at construction and a check of every layout fail loudly where that changes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Protocol, final
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+from augend._group import Mesh
+from augend.errors import GradientError, PlacementError
+
+_WIDTH: Final = {torch.bfloat16: 1, torch.float16: 1, torch.float32: 2, torch.float64: 3}
+
+
+class Receiver(Protocol):
+    """Whoever takes gradients while a backward runs."""
+
+    def use(self, name: str, gradient: Tensor) -> None:
+        """See the gradient of one parameter, whole, before ranks are added up; it may be overwritten."""
+
+    def take(self, name: str, local: Tensor) -> None:
+        """Take this rank's part of a gradient that was added up over the ranks of the shards; only to be read."""
+
+
+@final
+class FullySharded:
+    """The sharded modules of a model, and the gradients that come out of them, in the dtype they were added in.
+
+    Args:
+        modules: Every FSDP module, by its name in the model.
+        names: The name of each trained parameter, by its identity.
+        work: Dtype of the sums.
+
+    Raises:
+        PlacementError: A module reduces in a dtype narrower than ``work``, or has several groups of parameters.
+    """
+
+    def __init__(self, modules: Mapping[str, FSDPModule], names: Mapping[int, str], work: torch.dtype) -> None:
+        self.modules = dict(modules)
+        self._groups: dict[str, Any] = {}
+        for name, module in modules.items():
+            groups = groups_of(module)
+            if len(groups) > 1:
+                raise PlacementError(
+                    f"module {name!r} shards its parameters over several meshes; call fully_shard() on parts of it, "
+                    "each over one mesh"
+                )
+            for group in groups:
+                if not isinstance(group.mesh_info, FSDPMeshInfo):
+                    raise PlacementError(f"module {name!r} is replicated without shards; give the plain module")
+                self._groups[name] = group
+                _refuse_narrow(name, group, work)
+        self.owned: dict[str, tuple[Mesh, int]] = {  # over which dim of which mesh each is sharded
+            names[id(one.sharded_param)]: (group.mesh_info.mesh, group.mesh_info.shard_mesh_dim)
+            for group in self._groups.values()
+            for one in group.fsdp_params
+            if id(one.sharded_param) in names
+        }
+        self._names = dict(names)
+        self._receiver: Receiver | None = None
+        self._seen: set[int] = set()  # unsharded parameters that have a hook
+        for name, group in self._groups.items():
+            switch_to_sums(self.modules[name])
+            if not _is_hybrid(group):
+                self.modules[name].set_all_reduce_hook(_hook(weakref.WeakMethod(self._reduced), name))
+
+    def check(self) -> None:
+        """Raise PlacementError if somebody has set a module to averages since."""
+        for name, group in self._groups.items():
+            if not _sums(group):
+                raise PlacementError(
+                    f"module {name!r} does not add its ranks' gradients up any more: set_gradient_divide_factor, "
+                    "set_force_sum_reduction_for_comms, set_reduce_scatter_unused_params, set_requires_gradient_sync or "
+                    "set_requires_all_reduce was called on it after the Accumulator was made; leave these to it"
+                )
+
+    def canonical(self) -> dict[int, nn.Parameter]:
+        """Return, by the identity of each gathered parameter, the sharded one that it stands for."""
+        return {id(gathered): sharded for gathered, sharded in self._pairs()}
+
+    def check_foreign(self) -> None:
+        """Raise GradientError if another backward left sums of its own behind."""
+        for name, group in self._groups.items():
+            if group._partial_reduce_output is not None:  # noqa: SLF001  # see the top of the file
+                raise GradientError(
+                    f"module {name!r} holds gradients that this accumulator did not make; they would be counted twice. "
+                    'Run every backward through it, or pass foreign="drop"'
+                )
+
+    def drop(self) -> None:
+        """Drop what another backward left behind."""
+        for group in self._groups.values():
+            group._partial_reduce_output = None  # noqa: SLF001  # see the top of the file
+
+    @contextmanager
+    def received_by(self, receiver: Receiver) -> Iterator[None]:
+        """Give what a backward in this block produces to a receiver."""
+        self._watch()
+        self._receiver = receiver
+        try:
+            yield
+            for name, group in self._groups.items():
+                if _is_hybrid(group) and group._partial_reduce_output is not None:  # noqa: SLF001  # as above
+                    self._reduced(name, group._partial_reduce_output)  # noqa: SLF001  # as above
+        finally:
+            self._receiver = None
+            self.drop()
+
+    def _reduced(self, module: str, flat: Tensor) -> None:
+        """Take the parts of one module's flat reduce-scatter output: padded, and in the order of its parameters."""
+        if self._receiver is None:
+            return
+        begin = 0
+        for one in self._groups[module].fsdp_params:
+            if not one.sharded_param.requires_grad:
+                continue
+            part = flat[begin : begin + one.sharded_size.numel()].view(one.sharded_size)
+            begin += one.padded_sharded_param_size.numel()
+            self._receiver.take(self._names[id(one.sharded_param)], part)
+        if begin != flat.numel():
+            raise PlacementError(
+                f"module {module!r} reduced {flat.numel()} elements, and its parameters have {begin} here: this torch "
+                "lays gradients out in a way that this augend does not know"
+            )
+
+    def _watch(self) -> None:
+        """See each gathered parameter's own gradient before it is added up: once for each, as soon as it exists."""
+        for gathered, sharded in self._pairs():
+            if id(gathered) not in self._seen and id(sharded) in self._names and sharded.requires_grad:
+                self._seen.add(id(gathered))
+                use = _hook(weakref.WeakMethod(self._used), self._names[id(sharded)])
+                gathered.register_post_accumulate_grad_hook(use)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def _pairs(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+        """Yield each gathered parameter that exists, with the sharded one that it stands for."""
+        for group in self._groups.values():
+            for one in group.fsdp_params:
+                gathered = getattr(one, "_unsharded_param", None)  # made by the first forward
+                if gathered is not None:
+                    yield gathered, one.sharded_param
+
+    def _used(self, name: str, gathered: Tensor) -> None:
+        if self._receiver is not None and gathered.grad is not None:
+            self._receiver.use(name, gathered.grad)
+
+
+def groups_of(module: FSDPModule) -> list[Any]:
+    """Return torch's own record of what a sharded module shards."""
+    return list(module._get_fsdp_state()._fsdp_param_groups)  # noqa: SLF001  # see the top of the file
+
+
+def meshes_of(module: FSDPModule) -> list[Mesh]:
+    """Return the meshes over which a module is sharded, or sharded and replicated."""
+    return [group.mesh_info.mesh for group in groups_of(module)]
+
+
+def switch_to_sums(module: FSDPModule) -> None:
+    """Make a module's gradients plain sums over its shards, with zeros for what a rank did not use."""
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)
+    module.set_reduce_scatter_unused_params(True, recurse=False)
+    module.set_requires_gradient_sync(True, recurse=False)
+    module.set_requires_all_reduce(False, recurse=False)
+
+
+def _sums(group: Any) -> bool:
+    return bool(
+        group.gradient_divide_factor == 1.0
+        and group.force_sum_reduction_for_comms
+        and group.reduce_scatter_unused_params
+        and group.reduce_grads
+        and not group.all_reduce_grads
+    )
+
+
+def _is_hybrid(group: Any) -> bool:
+    return group.mesh_info.mesh.ndim > 1
+
+
+def _refuse_narrow(name: str, group: Any, work: torch.dtype) -> None:
+    policy = group.mp_policy
+    for one in group.fsdp_params:
+        if not one.sharded_param.requires_grad:
+            continue
+        reduced = policy.reduce_dtype or policy.param_dtype or one.sharded_param.dtype
+        if _WIDTH.get(reduced, 0) < _WIDTH[work]:
+            raise PlacementError(
+                f"module {name!r} adds its ranks' gradients up in {reduced}, and the sums are {work}: what is rounded "
+                f"there is lost. Pass mp_policy=MixedPrecisionPolicy(..., reduce_dtype={work}) to fully_shard()"
+            )
+
+
+def _hook(receive: weakref.WeakMethod[Callable[[str, Tensor], None]], name: str) -> Callable[[Tensor], None]:
+    """Return a hook that does not keep its owner alive."""
+
+    def hook(tensor: Tensor) -> None:
+        alive = receive()
+        if alive is not None:
+            alive(name, tensor)
+
+    return hook

@@ -1,0 +1,118 @@
+"""Did every rank go through the same sharded modules in the same order? One small comparison a micro-batch."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.hooks import RemovableHandle
+
+from augend._group import Group
+from augend.errors import UnusedError
+
+
+@final
+class ForwardOrder:
+    """Notes which sharded modules run a forward that gradients are wanted of.
+
+    In torch, ranks that skip a whole sharded module gather and reduce other modules' weights in its place: silently,
+    where the sizes are equal.
+
+    Args:
+        model: The model that they are in.
+        modules: Every FSDP module, by name.
+        group: All ranks.
+    """
+
+    def __init__(self, model: nn.Module, modules: Mapping[str, FSDPModule], group: Group) -> None:
+        self._group = group
+        self._names = list(modules)
+        self._entered: list[int] = []
+        self._own = False  # a recomputation inside our backward is none of the user's forwards
+        note = weakref.WeakMethod(self._note)
+        handles = [
+            module.register_forward_pre_hook(_hook(note, index))
+            for index, module in enumerate(modules.values())
+            if isinstance(module, nn.Module)
+        ]
+        handles.append(model.register_forward_hook(_explainer(weakref.ref(group)), always_call=True))
+        weakref.finalize(self, _remove, handles)
+
+    @contextmanager
+    def compared(self, what: str) -> Iterator[None]:
+        """Compare what was entered since the last backward while this one runs; raise where ranks differ.
+
+        Args:
+            what: The backward in this block, in words.
+
+        Raises:
+            UnusedError: Ranks went through different modules; on all of them.
+        """
+        entered, self._entered = self._entered, []
+        digest = hashlib.sha256(repr(entered).encode()).digest()
+        mark = int.from_bytes(digest[:8], "little") >> 2
+        wait = self._group.begin_maximum(what, [mark, -mark])
+        self._own = True
+        try:
+            yield
+        finally:
+            self._own = False
+        largest, smallest = wait()
+        if largest != -smallest:
+            self._refuse(what, entered)
+
+    def _refuse(self, what: str, entered: list[int]) -> None:
+        path = [self._names[index] or "the root" for index in entered]
+        paths = [one.decode().split("\0") for one in self._group.exchange(what, "\0".join(path).encode())]
+        other = next(rank for rank, one in enumerate(paths) if one != paths[0])
+        differ = next(
+            (place for place, (a, b) in enumerate(zip(paths[0], paths[other], strict=False)) if a != b),
+            min(len(paths[0]), len(paths[other])),
+        )
+        here, there = ((one[differ] if differ < len(one) else "no further one") for one in (paths[0], paths[other]))
+        raise UnusedError(
+            f"before {what}, rank 0 went through the sharded module {here!r} where rank {other} went through {there!r}: "
+            "torch has mixed up their weights and gradients. Every rank must call the same sharded modules in the same "
+            "order; where one has no rows for a module, it calls it with none: "
+            "y = torch.cat([y, module(x[:0])])"
+        )
+
+    def _note(self, index: int) -> None:
+        if torch.is_grad_enabled() and not self._own:
+            self._entered.append(index)
+
+
+def _hook(note: weakref.WeakMethod[Callable[[int], None]], index: int) -> Callable[..., None]:
+    """Return a hook that does not keep its owner alive."""
+
+    def hook(module: nn.Module, arguments: Any) -> None:  # noqa: ARG001  # torch's own signature
+        alive = note()
+        if alive is not None:
+            alive(index)
+
+    return hook
+
+
+def _explainer(group: weakref.ref[Group]) -> Callable[..., None]:
+    """Return a hook that adds to an error of a collective which ranks are missing, and what the others wait for."""
+
+    def hook(module: nn.Module, arguments: Any, output: Any) -> None:  # noqa: ARG001  # torch's own signature
+        error, alive = sys.exc_info()[1], group()
+        if error is not None and alive is not None:
+            lost = alive.explain("a forward of the sharded model", error)
+            if lost is not None:
+                error.add_note(str(lost))
+
+    return hook
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()

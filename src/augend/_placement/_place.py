@@ -1,0 +1,56 @@
+"""Where one parameter and its sum lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from augend._placement._axes import Axes
+from augend._placement._tensors import Placed, cut, local_of, placed, spread, whole
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """One parameter, and what of its sum is on this rank.
+
+    Args:
+        parameter: The parameter as optimizers hold it.
+        lies: Over what its sum is spread, and how; None where every rank has a sum of the whole parameter.
+        partial: Axes along which ranks hold different parts of the sum's value: still to be added up.
+        split: Axes along which ranks hold different elements of it.
+    """
+
+    parameter: nn.Parameter
+    lies: Placed | None
+    partial: tuple[str, ...]
+    split: tuple[str, ...]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the whole parameter."""
+        return self.parameter.shape
+
+    def like(self) -> Tensor:
+        """Return this rank's part of the parameter, cut as its sum is; shares memory."""
+        if self.lies is None or placed(self.parameter) is not None:
+            return local_of(self.parameter)
+        return cut(self.parameter.detach(), *self.lies)
+
+    def spread(self, local: Tensor) -> Tensor:
+        """Return this rank's part of a complete sum as a tensor that others can place anew; shares memory."""
+        return local if self.lies is None else spread(local, self.shape, *self.lies)
+
+    def part(self, tensor: Tensor) -> Tensor:
+        """Return what of a complete sum, however it is spread, belongs to this rank. Collective if it is spread."""
+        if self.lies is not None and placed(tensor) == self.lies:
+            return local_of(tensor)
+        every = whole(tensor)
+        return every if self.lies is None else cut(every, *self.lies)
+
+    def counted(self, axes: Axes) -> bool:
+        """Tell whether this rank's elements enter a norm here: others along the remaining axes hold the same."""
+        return axes.first([name for name in axes.names if name not in self.split])

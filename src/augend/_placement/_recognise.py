@@ -1,0 +1,176 @@
+"""What a model's parameters are spread over, told from the parameters themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor.placement_types import Shard
+from torch.nn.parallel import DistributedDataParallel
+
+from augend._group import Mesh, open_group, rank_and_world
+from augend._placement._axes import Axes, axis_names
+from augend._placement._chunks import Chunks
+from augend._placement._fsdp import FullySharded, meshes_of
+from augend._placement._place import Place
+from augend._placement._placement import Placement
+from augend._placement._probe import prove_sums
+from augend._placement._tensors import is_split, placed
+from augend.errors import PlacementError
+
+Sync = Literal["every", "last"]
+_DATA: Final = "data"
+
+
+def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, work: torch.dtype) -> Placement:
+    """Find out where the parameters of a model lie, and where their sums are to lie.
+
+    Collective over the full mesh, if there are several ranks.
+
+    Args:
+        model: Plain, replicated (a DistributedDataParallel is looked into), sharded by ``fully_shard`` over one or two
+            axes, split by tensor parallelism, or both.
+        mesh: The full mesh, where the parameters do not tell it.
+        sync: Whether the sums of replicated parameters are shared out and added up in every micro-batch, or kept
+            whole and added up last.
+        work: Dtype of the sums.
+
+    Raises:
+        PlacementError: The parameters lie as nothing here can serve, or a mesh is needed, or does not fit.
+        ContractError: Replicas differ.
+    """
+    group = open_group(mesh, purpose="augend accumulator")
+    inner, sharded, full = group.agreed("the look at the model", lambda: _looked_at(model, mesh, sync))
+    if full is None and group.world > 1:
+        device = next((one.device.type for one in inner.parameters()), "cpu")
+        full = init_device_mesh(device, (group.world,), mesh_dim_names=(_DATA,))
+    parameters = dict(inner.named_parameters())
+    axes = Axes(full, _data_axes(parameters, sharded, full))
+    trained = {name: one for name, one in parameters.items() if one.requires_grad}
+    fsdp = None
+    if sharded:
+        names = {id(one): name for name, one in trained.items()}
+        fsdp = group.agreed("the look at the sharded modules", lambda: FullySharded(sharded, names, work))
+        prove_sums(sharded.values(), work)
+    chunks, over = None, None
+    if full is not None and not sharded and sync == "every" and axes.share()[1] > 1 and not axes.tensor:
+        chunks, over = _chunked(trained, full, work)
+    places = group.agreed(
+        "the look at the parameters", lambda: {name: _place(name, one, axes, fsdp, over) for name, one in trained.items()}
+    )
+    return Placement(inner, places, axes, group, fsdp, chunks)
+
+
+def _looked_at(model: nn.Module, mesh: Mesh | None, sync: Sync) -> tuple[nn.Module, dict[str, FSDPModule], Mesh | None]:
+    """Return the model without its wrapper, its sharded modules, and the full mesh as far as parameters tell it."""
+    inner = _unwrapped(model)
+    parameters = dict(inner.named_parameters())
+    for name, parameter in parameters.items():
+        _refuse_kind(name, parameter)
+    sharded = {name: one for name, one in inner.named_modules() if isinstance(one, FSDPModule)}
+    if sync == "last" and sharded:
+        raise PlacementError(
+            'sync="last" keeps whole sums on every rank, and module '
+            f"{next(iter(sharded)) or type(inner).__name__!r} is sharded by fully_shard(): what FSDP2 keeps without "
+            'syncing lies outside .grad. Use sync="every"'
+        )
+    return inner, sharded, _full_mesh(parameters, mesh)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Look into a DistributedDataParallel, whose averaging is switched off; refuse what cannot be looked into."""
+    if isinstance(model, DistributedDataParallel):
+        model.require_backward_grad_sync = False
+        model = model.module
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel | FullyShardedDataParallel):
+            kind = type(module).__name__
+            raise PlacementError(
+                f"module {name!r} is a {kind}, which averages gradients by itself; use fully_shard() of "
+                "torch.distributed.fsdp, or give the plain module"
+            )
+    return model
+
+
+def _refuse_kind(name: str, parameter: nn.Parameter) -> None:
+    lies = placed(parameter)
+    if lies is None and type(parameter.data) is not Tensor:
+        kind = type(parameter.data).__name__
+        raise PlacementError(f"parameter {name!r} is a {kind}; only plain tensors and DTensors can be summed")
+    if lies is not None and any(one.is_partial() for one in lies[1]):
+        raise PlacementError(f"parameter {name!r} is spread as {lies[1]}: a parameter cannot be partial")
+
+
+def _full_mesh(parameters: Mapping[str, nn.Parameter], given: Mesh | None) -> Mesh | None:
+    meshes: list[Mesh] = []
+    for parameter in parameters.values():
+        lies = placed(parameter)
+        if lies is not None and lies[0] not in meshes:
+            meshes.append(lies[0])
+    _, world = rank_and_world()
+    if given is None and not meshes:
+        return None
+    full = given if given is not None else max(meshes, key=lambda one: one.ndim)
+    if given is None and full.size() != world:
+        raise PlacementError(
+            f"the parameters lie on {full}, and there are {world} ranks: pass the mesh of all of them, mesh=, so that "
+            "it is known which ranks share a batch"
+        )
+    for one in meshes:
+        if one != full and not (one.mesh_dim_names and set(one.mesh_dim_names) <= set(axis_names(full))):
+            raise PlacementError(
+                f"the parameters lie on {one} and on {full}, which have no names in common: make one mesh with "
+                "mesh_dim_names=, shard over its axes, and pass it as mesh="
+            )
+    return full
+
+
+def _data_axes(
+    parameters: Mapping[str, nn.Parameter], sharded: Mapping[str, FSDPModule], full: Mesh | None
+) -> tuple[str, ...]:
+    """Return the axes whose ranks share a batch: FSDP2's, and those that no parameter knows of."""
+    if full is None:
+        return ()
+    data = {name for module in sharded.values() for one in meshes_of(module) for name in _known(one, full)}
+    known = {
+        name for one in parameters.values() if (lies := placed(one)) is not None for name in _known(lies[0], full)
+    }
+    return tuple(name for name in axis_names(full) if name in data or name not in known)
+
+
+def _known(mesh: Mesh, full: Mesh) -> tuple[str, ...]:
+    return axis_names(full) if mesh == full else axis_names(mesh)
+
+
+def _chunked(
+    trained: Mapping[str, nn.Parameter], full: Mesh, work: torch.dtype
+) -> tuple[Chunks, Mesh]:
+    """Return who deals the sums of replicated parameters, and the one axis that they are dealt along."""
+    over = full if full.ndim == 1 else full._flatten()  # noqa: SLF001  # torch's documented name for it
+    shapes = {name: one.shape for name, one in trained.items() if one.dim()}
+    device = next(iter(trained.values())).device if trained else torch.device("cpu")
+    return Chunks(shapes, over.get_group(), work, device), over
+
+
+def _place(name: str, parameter: nn.Parameter, axes: Axes, fsdp: FullySharded | None, over: Mesh | None) -> Place:
+    lies = placed(parameter)
+    if lies is None:
+        if over is not None and parameter.dim():
+            return Place(parameter, (over, (Shard(0),)), (), axes.names)
+        return Place(parameter, None, axes.data, ())
+    names = axes.names if lies[0] == axes.mesh else axis_names(lies[0])
+    split = tuple(axis for axis, way in zip(names, lies[1], strict=True) if is_split(way))
+    added: tuple[str, ...] = ()
+    if fsdp is not None and name in fsdp.owned and axes.mesh is not None:
+        over_mesh, dim = fsdp.owned[name]
+        added = (_known(over_mesh, axes.mesh)[dim],)
+    if wrong := [axis for axis in split if axis in axes.data and axis not in added]:
+        raise PlacementError(
+            f"parameter {name!r} is split over axis {wrong[0]!r}, whose ranks share a batch, and not by fully_shard(): "
+            "its gradients are not whole there; use fully_shard(), or give that axis to tensor parallelism alone"
+        )
+    return Place(parameter, lies, tuple(axis for axis in axes.data if axis not in added), split)

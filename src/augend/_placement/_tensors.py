@@ -1,0 +1,58 @@
+"""Tensors that are spread over ranks, and the part of them that is here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # torch's checkpoints cut by it too
+from torch.distributed.tensor.placement_types import Placement as Way
+
+from augend._group import Mesh
+
+Placed = tuple[Mesh, tuple[Way, ...]]
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that is in this process, without its history; shares memory."""
+    held = tensor.detach()
+    return held.to_local() if isinstance(held, DTensor) else held
+
+
+def placed(tensor: Tensor) -> Placed | None:
+    """Return over what a tensor is spread, and how; None for a plain one."""
+    return (tensor.device_mesh, tuple(tensor.placements)) if isinstance(tensor, DTensor) else None
+
+
+def spread(local: Tensor, shape: torch.Size, mesh: Mesh, ways: Sequence[Way]) -> Tensor:
+    """Make one tensor of the parts that every rank has; shares memory. Nothing is sent."""
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(local, mesh, tuple(ways), run_check=False, shape=shape, stride=stride)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor. Collective over its mesh if it has one."""
+    held = tensor.detach()
+    return held.full_tensor() if isinstance(held, DTensor) else held
+
+
+def cut(tensor: Tensor, mesh: Mesh, ways: Sequence[Way]) -> Tensor:
+    """Return the part of a whole tensor that belongs to this rank; shares memory. Nothing is sent."""
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, tuple(ways))
+    for dim, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
+        tensor = tensor.narrow(dim, min(offset, tensor.shape[dim]), size)
+    return tensor
+
+
+def summed(gradient: Tensor, ways: Sequence[Way]) -> Tensor:
+    """Return a gradient that lies as its parameter does, where parts of it are still to be added. Then collective."""
+    if isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements):
+        return gradient.redistribute(placements=tuple(ways))
+    return gradient
+
+
+def is_split(way: Way) -> bool:
+    """Tell whether ranks along an axis hold different elements."""
+    return not way.is_replicate() and not way.is_partial()
