@@ -74,7 +74,7 @@ class Chunks:
                         every[rank, begin : begin + part.numel()].copy_(part)
                 begin += one.elements
             mine = torch.empty(size, **self._kind)  # type: ignore[call-overload]  # the same
-            dist.reduce_scatter_tensor(mine, every.view(-1), group=self._group)
+            dist.reduce_scatter(mine, list(every), group=self._group)
             yield from self._unpacked(bucket, mine, self._rank)
 
     def gather(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -96,7 +96,7 @@ class Chunks:
                 mine[begin : begin + part.numel()].copy_(part)
                 begin += one.elements
             every = torch.empty((self._world, size), **self._kind)  # type: ignore[call-overload]  # the same
-            dist.all_gather_into_tensor(every.view(-1), mine, group=self._group)
+            dist.all_gather(list(every), mine, group=self._group)
             rows = [dict(self._unpacked(held, every[rank], rank)) for rank in range(self._world)]
             for one in held:
                 result[one.name] = torch.cat([row[one.name] for row in rows])

@@ -39,14 +39,15 @@ def _prove(group: object, work: torch.dtype) -> None:
         weight = next(model.parameters())
         sharded = FullySharded({"probe": model}, {id(weight): "weight"}, work)  # type: ignore[dict-item]  # fully_shard makes it one
         taken = _Taken()
+        total = model().float().sum()
         with sharded.received_by(taken):
-            model().float().sum().backward()
+            total.backward()
     expected = float(mesh.size(group.mesh_info.shard_mesh_dim))  # type: ignore[attr-defined]  # torch's own
     found = [float(value) for part in taken.parts for value in part.reshape(-1)]
     if taken.used != ["weight"] or any(value != expected for value in found):
         raise PlacementError(
-            f"a gradient of 1 on each of {expected:.0f} ranks came back as {found or 'nothing'}: this torch does not add "
-            "up where augend asks it to; use a release that augend was tested with"
+            f"a gradient of 1 on each of {expected:.0f} ranks came back as {found} (used: {taken.used}): this torch does "
+            "not add up where augend asks it to; use a release that augend was tested with"
         )
 
 
