@@ -132,7 +132,7 @@ def test_a_name_goes_and_is_gone_on_disk_before_any_file(tmp_path: Path) -> None
 def test_leftovers_are_swept_whatever_they_are(tmp_path: Path) -> None:
     """Directories, files and links that an interrupted job left; nothing else, and not what a link points to."""
     put({"keep": b""}, tmp_path / "00000001-step-1")
-    put({"model": {"x": b""}, "state.json": b""}, unfinished(tmp_path, "00000002-step-1"))
+    put({"model": {"x": b""}, "state.json": b""}, unfinished(tmp_path, "00000002-step-1", "abc"))
     put({}, tmp_path / ".old-00000001-step-0")
     (tmp_path / ".saving-file").touch()
     (tmp_path / ".old-link").symlink_to(tmp_path / "00000001-step-1")

@@ -21,7 +21,7 @@ import reference
 from augend._checkpoint import _save
 from augend._checkpoint._optimizers import _placed
 from augend._checkpoint._random import capture_random
-from augend.errors import CheckpointError, ContractError, PlacementError, StateError
+from augend.errors import CheckpointError, ContractError, StateError
 
 NARROW = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -610,17 +610,6 @@ def test_a_random_state_that_is_none_is_refused(tmp_path, monkeypatch, name):
         run.load(path)
     run.close()
     assert 7.0 == model.weight.item()
-
-
-def test_more_than_one_rank_is_refused(tmp_path, monkeypatch):
-    """This version keeps checkpoints of one process, and says so before it touches the disk."""
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    run = augend.Checkpoint(tmp_path / "new", model=torch.nn.Linear(1, 1))
-    with pytest.raises(PlacementError, match="one process, and there are 2 ranks"):
-        run.save()
-    assert not (tmp_path / "new").exists()
 
 
 class Custom(torch.nn.Module):

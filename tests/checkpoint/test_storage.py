@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import reference
-from augend._checkpoint._files import LocalFiles
-from augend._checkpoint._manifest import record_of
-from augend._checkpoint._storage import read_part, write_part
+from augend._checkpoint._chunks import chunk_of
+from augend._checkpoint._files import Files, LocalFiles
+from augend._checkpoint._manifest import FileRecord, record_of
+from augend._checkpoint._storage import read_part, shard_name, write_part
 from augend._checkpoint._tree import DTYPES
 
 FEW = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
-FILE = "shard-00001-model-00001-of-00001.safetensors"
+FILE = shard_name(0)
 
 
 @st.composite
@@ -40,6 +41,12 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter("__metadata__".__ne__)
 
 
+def write(files: Files, directory: Path, tensors: dict[str, torch.Tensor]) -> dict[str, FileRecord]:
+    """Write whole tensors into a new directory, as one process alone does."""
+    files.make_directory(directory)
+    return {FILE: write_part(files, directory / FILE, {name: chunk_of(one) for name, one in tensors.items()})}
+
+
 def zeros(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return tensors like them with nothing in them."""
     return {name: torch.zeros_like(tensor) for name, tensor in parts.items()}
@@ -50,7 +57,7 @@ def test_every_tensor_comes_back_to_the_bit(parts: dict[str, torch.Tensor]) -> N
     """Any dtype, shape and name: the planner and reader of torch give it back, and so does safetensors alone."""
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "part"
-        records = write_part(Unsynced(), directory, parts)
+        records = write(Unsynced(), directory, parts)
         assert [FILE] == [path.name for path in directory.iterdir()]
         assert {FILE: record_of((directory / FILE).read_bytes())} == records
         back = zeros(parts)
@@ -63,7 +70,7 @@ def test_every_tensor_comes_back_to_the_bit(parts: dict[str, torch.Tensor]) -> N
 def test_some_tensors_can_be_read_without_the_others(tmp_path: Path) -> None:
     """Only what is asked for is read."""
     parts = {"a": torch.arange(3.0), "b": torch.arange(4)}
-    write_part(LocalFiles(), tmp_path / "part", parts)
+    write(LocalFiles(), tmp_path / "part", parts)
     back = {"b": torch.zeros(4, dtype=torch.int64)}
     read_part(tmp_path / "part", back)
     assert torch.equal(parts["b"], back["b"])
@@ -72,7 +79,7 @@ def test_some_tensors_can_be_read_without_the_others(tmp_path: Path) -> None:
 def test_a_disk_that_takes_little_at_once_gets_all(tmp_path: Path) -> None:
     """Size and hash are of what lies there, and the tensors are whole."""
     parts = {"a": torch.arange(300.0), "b": torch.arange(4)}
-    records = write_part(Short(7), tmp_path / "part", parts)
+    records = write(Short(7), tmp_path / "part", parts)
     assert {FILE: record_of((tmp_path / "part" / FILE).read_bytes())} == records
     back = zeros(parts)
     read_part(tmp_path / "part", back)
@@ -82,17 +89,17 @@ def test_a_disk_that_takes_little_at_once_gets_all(tmp_path: Path) -> None:
 def test_everything_goes_through_the_given_file_system(tmp_path: Path) -> None:
     """One directory, one file, synced once, closed once: torch writes nothing by itself."""
     files = Counting()
-    write_part(files, tmp_path / "part", {"a": torch.ones(2)})
+    write(files, tmp_path / "part", {"a": torch.ones(2)})
     expected = {"make_directory": 1, "create": 1, "fsync": 1, "close": 1}
     assert expected == {kind: count for kind, count in files.calls.items() if kind != "write"}
     assert files.calls["write"] >= 1
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
-    """The directory must be new."""
-    (tmp_path / "part").mkdir()
+    """The file must be new."""
+    (tmp_path / FILE).touch()
     with pytest.raises(FileExistsError):
-        write_part(LocalFiles(), tmp_path / "part", {"a": torch.ones(2)})
+        write_part(LocalFiles(), tmp_path / FILE, {"a": chunk_of(torch.ones(2))})
 
 
 @pytest.mark.parametrize("kind", ["make_directory", "create", "write", "fsync", "close"])
@@ -100,15 +107,15 @@ def test_a_fault_is_an_oserror_and_leaves_no_handle(tmp_path: Path, kind: str) -
     """Whatever call fails, and whatever torch makes of it on the way."""
     handles = open_handles()
     with pytest.raises(OSError, match="No space left"):
-        write_part(Faulty(kind, 0), tmp_path / "part", {"a": torch.ones(2)})
+        write(Faulty(kind, 0), tmp_path / "part", {"a": torch.ones(2)})
     assert handles == open_handles()
 
 
 def test_equal_tensors_are_equal_bytes(tmp_path: Path) -> None:
     """Whatever the order in which they come: the file, and so its hash, is a function of the tensors alone."""
     tensors = {name: torch.ones(3, dtype=dtype) for name, dtype in zip("abcd", FEW, strict=True)}
-    first = write_part(LocalFiles(), tmp_path / "one", tensors)
-    second = write_part(LocalFiles(), tmp_path / "two", dict(reversed(tensors.items())))
+    first = write(LocalFiles(), tmp_path / "one", tensors)
+    second = write(LocalFiles(), tmp_path / "two", dict(reversed(tensors.items())))
     assert first == second
     assert (tmp_path / "one" / FILE).read_bytes() == (tmp_path / "two" / FILE).read_bytes()
 
@@ -120,7 +127,7 @@ def test_pieces_are_the_file_that_safetensors_reads(tmp_path_factory, sizes: lis
     tensors = {str(index): torch.arange(size).to(random.choice(FEW)) for index, size in enumerate(sizes)}
     directory = tmp_path_factory.mktemp("pieces") / "part"
     files = Counting()
-    (record,) = write_part(files, directory, tensors).values()
+    (record,) = write(files, directory, tensors).values()
     read = load_file(directory / FILE)
     assert tensors.keys() == read.keys()
     assert all(tensors[name].dtype == read[name].dtype and torch.equal(tensors[name], read[name]) for name in read)

@@ -34,10 +34,10 @@ class Background:
         self._future = executor.submit(call)
         executor.shutdown(wait=False)
 
-    def check(self) -> None:
-        """Raise what a call that has ended raised; do not wait for one that runs."""
-        if not self.busy:
-            self.wait()
+    @property
+    def failed(self) -> bool:
+        """Whether the call has ended with an error, which `wait` raises."""
+        return self._future is not None and self._future.done() and self._future.exception() is not None
 
     def wait(self) -> None:
         """Wait until nothing is running, and raise what it raised, once. Interrupted, it can be called again."""

@@ -16,18 +16,21 @@ from typing import Final, Self, final
 
 from augend._checkpoint._background import Background
 from augend._checkpoint._collection import Parts
-from augend._checkpoint._directory import Lock, count_restarts, names_in, next_name, record_restart, sweep
+from augend._checkpoint._directory import check_owner, count_restarts, names_in, next_name, record_restart, sweep
 from augend._checkpoint._due import Due, at_least_one
 from augend._checkpoint._files import Files, LocalFiles
 from augend._checkpoint._inspect import newest_good
 from augend._checkpoint._load import position_in, prepare_all, prepare_parts
-from augend._checkpoint._parts import Commit
+from augend._checkpoint._parts import Commit, Part
 from augend._checkpoint._position import Position
-from augend._checkpoint._save import take_snapshot, write_checkpoint
+from augend._checkpoint._publish import Place, write_checkpoint
+from augend._checkpoint._ranks import Poll, check_equal, first_alone, told
+from augend._checkpoint._save import take_snapshot
 from augend._checkpoint._signals import StopRequest
+from augend._checkpoint._tenancy import Tenancy
 from augend._checkpoint._tree import split
-from augend._group import rank_and_world
-from augend.errors import ContractError, PlacementError, StateError
+from augend._group import Group
+from augend.errors import ContractError, StateError
 
 _INTERRUPTED: Final = 3
 
@@ -94,9 +97,10 @@ class Checkpoint:
         self._background = background
         self._files: Files = LocalFiles()
         self._parts = Parts()
-        self._lock: Lock | None = None
+        self._tenancy = Tenancy()
         self._saving = Background()
         self._stop = StopRequest()
+        self._poll = Poll()
         self._damaged: set[str] = set()
         self._half_loaded = False
         weakref.finalize(self, _leave, self._saving, self._stop)
@@ -120,26 +124,30 @@ class Checkpoint:
             StateError: Accumulator and data do not agree, a window cannot go on, or a gradient waits in ``.grad``.
             ContractError: A part holds something that cannot be saved.
         """
-        self._enter()
+        group = self._enter()
         self.wait()
-        if not self._parts:
-            raise ContractError(
-                "there is nothing to save; give Checkpoint its parts, as in Checkpoint(..., model=model)"
-            )
-        if self._half_loaded:
-            raise StateError("the last load was interrupted in the middle of it; load again before you save")
-        snapshot = take_snapshot(self._parts)
+        group.agreed("every rank to begin a save", self._check_savable)
+        snapshot = take_snapshot(self._parts, group)
         position = snapshot.position
-        name = next_name(self.directory, position.step, position.rows_done)
-        write = functools.partial(
-            write_checkpoint, self._files, self.directory, name, snapshot, keep=self._keep, damaged=set(self._damaged)
-        )
+        named = functools.partial(next_name, self.directory, position.step, position.rows_done)
+        name: str = told(group, "rank 0 to name the checkpoint", named)
+        writers = self._tenancy.writers() if self._background else group
+        place = Place(files=self._files, directory=self.directory, token=self._tenancy.token, group=writers)
+        write = functools.partial(write_checkpoint, place, name, snapshot, keep=self._keep, damaged=set(self._damaged))
         if self._background:
             self._saving.start(write)
         else:
             write()
         self._due.note(self._parts.steps_done())
         return self.directory / name
+
+    def _check_savable(self) -> None:
+        if not self._parts:
+            raise ContractError(
+                "there is nothing to save; give Checkpoint its parts, as in Checkpoint(..., model=model)"
+            )
+        if self._half_loaded:
+            raise StateError("the last load was interrupted in the middle of it; load again before you save")
 
     def save_if_due(self) -> None:
         """Save if it is time, or if somebody asked the run to stop: then it ends here, with ``SystemExit(3)``.
@@ -153,16 +161,25 @@ class Checkpoint:
             SystemExit: A stop was requested, and everything is saved and on disk. Its code is 3.
             CheckpointError, StateError, ContractError: As `save`, also of an earlier save in the background.
         """
-        self._enter()
+        group = self._enter()
         self._stop.listen()
-        if self._stop.requested:
+        stop, failed, due = self._poll.take(group, self._wishes)
+        if stop:
+            self._stop.requested = True
             self._saving.tell()  # what failed before is only said: this save is to be tried in any case
             self.save()
             self.wait()
             raise SystemExit(_INTERRUPTED)
-        self._saving.check()
-        if self._due.is_due(self._parts.steps_done, busy=self._saving.busy):
+        if failed:
+            self._saving.wait()
+        if due or self._due.by_steps(self._parts.steps_done):
             self.save()
+        self._poll.post(group, "every rank to come to save_if_due", self._wishes)
+
+    def _wishes(self) -> list[int]:
+        """Return whether this process wants to stop, has a failure to tell, and finds a save due by its clock."""
+        due = self._due.by_seconds(busy=self._saving.busy) and self._tenancy.meet().rank == 0
+        return [int(self._stop.requested), int(self._saving.failed), int(due)]
 
     def wait(self) -> None:
         """Wait until what was saved in the background is on disk.
@@ -200,20 +217,26 @@ class Checkpoint:
             CheckpointError: There are checkpoints, and none of them is good, or another job uses the directory.
             ContractError, StateError: It does not fit the parts; they are as they were.
         """
-        self._enter()
+        group = self._enter()
         self._stop.requested = False
+        self._poll.drop()
         self.wait()
-        sweep(self._files, self.directory)
-        if not names_in(self.directory):
+        if not told(group, f"rank 0 to look into {self.directory}", self._swept):
             return None
-        path, manifest, damaged = newest_good(self.directory)
-        commit = prepare_all(path, manifest, self._parts)
+        path, manifest, damaged = newest_good(self.directory, group)
+        commit = prepare_all(path, manifest, self._parts, group)
         position = position_in(manifest, path, list(damaged.values()))
         _warn(position)
-        record_restart(self._files, self.directory, _line(position))
+        record = functools.partial(record_restart, self._files, self.directory, _line(position))
+        first_alone(group, "rank 0 to record the restart", record)
         self._damaged = set(damaged)
         self._take(commit)
         return position
+
+    def _swept(self) -> list[str]:
+        check_owner(self.directory, self._tenancy.token)
+        sweep(self._files, self.directory)
+        return names_in(self.directory)
 
     def load(self, path: str | PathLike[str], *, only: Collection[str] | None = None) -> Position:
         """Load one checkpoint into the parts, or into some of them.
@@ -234,14 +257,17 @@ class Checkpoint:
             CheckpointError: It is not whole.
             ContractError, StateError: It does not fit the parts; they are as they were.
         """
-        found, manifest, damaged = newest_good(Path(path))
+        group = self._tenancy.meet()
+        check_equal(group, "a load", self._parts.kinds())
+        found, manifest, damaged = newest_good(Path(path), group)
         position = position_in(manifest, found, list(damaged.values()))
         if only is None:
-            commit = prepare_all(found, manifest, self._parts)
+            commit = prepare_all(found, manifest, self._parts, group)
             _warn(position)
             self._take(commit)
         else:
-            commit = prepare_parts(found, manifest, self._parts, [only] if isinstance(only, str) else only)
+            chosen = [only] if isinstance(only, str) else only
+            commit = prepare_parts(found, manifest, self._parts, chosen, group)
             _warn(position)
             commit()
         return position
@@ -290,17 +316,17 @@ class Checkpoint:
 
     # ---------------------------------------------------------------- the directory
 
-    def _enter(self) -> None:
+    def _enter(self) -> Group:
         """Keep others out from here on; what could never be saved is refused now, and not in ten minutes."""
-        _, world = rank_and_world()
-        if world > 1:
-            raise PlacementError(f"this version keeps checkpoints of one process, and there are {world} ranks")
-        if self._lock is None or not self._lock.held:
+        group = self._tenancy.meet()
+        if not self._tenancy.entered:
+            check_equal(group, "the Checkpoint", {"the directory": str(self.directory), **self._parts.kinds()})
             if self._counts_steps:
                 self._parts.check_counted()
             for part in self._parts:
-                split(part.capture(), part.name)
-            self._lock = Lock(self._files, self.directory)
+                group.agreed(f"every rank to read the state of {part.name}", functools.partial(_readable, part))
+            self._tenancy.enter(self._files, self.directory)
+        return group
 
     def close(self) -> None:
         """Wait for what is being saved, and give back the directory and the signals.
@@ -308,13 +334,12 @@ class Checkpoint:
         Raises:
             CheckpointError: It could not be saved.
         """
+        self._poll.drop()
         try:
             self.wait()
         finally:
             self._stop.give_back()
-            if self._lock is not None:
-                self._lock.release()
-                self._lock = None
+            self._tenancy.leave()
 
     def __enter__(self) -> Self:
         return self
@@ -323,6 +348,10 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _readable(part: Part) -> None:
+    split(part.capture(), part.name)
 
 
 def _leave(saving: Background, stop: StopRequest) -> None:

@@ -37,6 +37,10 @@ class Parts:
         """The names."""
         return list(self._parts)
 
+    def kinds(self) -> dict[str, str]:
+        """Return what sort of object each is: the same, in the same order, on all ranks."""
+        return {part.name: part.kind for part in self}
+
     def chosen(self, names: set[str]) -> list[Part]:
         """Return some of the parts.
 

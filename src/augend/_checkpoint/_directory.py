@@ -6,6 +6,7 @@ import fcntl
 import functools
 import os
 import re
+import secrets
 import time
 import weakref
 from collections.abc import Collection, Iterator
@@ -50,9 +51,31 @@ def _sequence(name: str) -> int:
     return int(name.partition("-")[0])
 
 
-def unfinished(directory: Path, name: str) -> Path:
-    """Return where a checkpoint is written before it gets its name."""
-    return directory / f"{_UNFINISHED}{name}"
+def unfinished(directory: Path, name: str, token: str) -> Path:
+    """Return where a checkpoint is written before it gets its name: a place that no other job writes to.
+
+    Args:
+        directory: Of the checkpoints.
+        name: What it will be called.
+        token: Of the lock; a rank that outlived its own job does not know this one.
+    """
+    return directory / f"{_UNFINISHED}{name}-{token}"
+
+
+def check_owner(directory: Path, token: str) -> None:
+    """Refuse to write where the lock is another job's by now.
+
+    Raises:
+        CheckpointError: The directory's lock has another token, or none can be read.
+    """
+    found = ""
+    with _told(f"{directory / _LOCK} cannot be read, and it must be on a disk that all ranks share"):
+        found = (directory / _LOCK).read_text(errors="replace")
+    if token not in found.split():
+        raise CheckpointError(
+            f"{directory} belongs to another job by now, or is not on a disk that all ranks share: its lock is that "
+            f"of {found.partition(chr(10))[0] or 'nobody'!r}; this job writes nothing there any more"
+        )
 
 
 def sweep(files: Files, directory: Path) -> None:
@@ -128,6 +151,9 @@ class Lock:
         files: The file system.
         directory: Made if it is missing.
 
+    Attributes:
+        token: By which the ranks of this job know that the directory is theirs.
+
     Raises:
         CheckpointError: Another job is in it, or it cannot be written to.
     """
@@ -138,14 +164,25 @@ class Lock:
             make_directories(files, directory)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             file = os.open(directory / _LOCK, flags, 0o666)
+        self.token = secrets.token_hex(8)  # by which ranks know that the directory is still this job's
         self._close = weakref.finalize(self, _unlock, file)
         os.register_at_fork(after_in_child=functools.partial(_forget, weakref.ref(self)))
         try:
             with _told(unusable):
-                _take(file, directory)
+                _take(file, directory, self.token)
         except CheckpointError:
             self.release()
             raise
+
+    def show(self) -> None:
+        """Let other machines see whose the directory is.
+
+        Raises:
+            CheckpointError: The disk does not take it.
+        """
+        if detached := self._close.peek():
+            with _told("the lock of the checkpoints cannot be written"):
+                os.fsync(*detached[2])
 
     @property
     def held(self) -> bool:
@@ -162,18 +199,18 @@ class Lock:
             os.close(*detached[2])
 
 
-def _take(file: int, directory: Path) -> None:
+def _take(file: int, directory: Path, token: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = os.pread(file, 80, 0).decode(errors="replace").strip()
+        holder = os.pread(file, 80, 0).decode(errors="replace").partition("\n")[0].strip()
         if holder.startswith(f"process {os.getpid()} "):
             what = "in use by another Checkpoint of this process", "close() it first"
         else:
             what = f"in use by another job ({holder or 'unknown'})", "wait until it ends, or take another directory"
         raise CheckpointError(f"{directory} is {what[0]}; two would overwrite each other: {what[1]}") from error
     os.ftruncate(file, 0)
-    os.pwrite(file, f"process {os.getpid()} since {time.strftime('%F %T')}\n".encode(), 0)
+    os.pwrite(file, f"process {os.getpid()} since {time.strftime('%F %T')}\n{token}\n".encode(), 0)
 
 
 def _unlock(file: int) -> None:

@@ -34,18 +34,19 @@ class Due:
         self._since: float | None = None
         self._steps = 0
 
-    def is_due(self, steps_done: Callable[[], int], *, busy: bool) -> bool:
-        """Tell whether a save is due.
+    def by_seconds(self, *, busy: bool) -> bool:
+        """Tell whether a save is due by this process's clock.
 
         Args:
-            steps_done: Asked only where steps count.
             busy: Whether a save is still being written: seconds do not queue behind it, steps do.
         """
         now = time.monotonic()
         if self._since is None:
             self._since = now
-        if self._every_seconds is not None and now - self._since >= self._every_seconds and not busy:
-            return True
+        return self._every_seconds is not None and now - self._since >= self._every_seconds and not busy
+
+    def by_steps(self, steps_done: Callable[[], int]) -> bool:
+        """Tell whether a save is due by the steps that are done, which are asked for only where they count."""
         return self._every_steps is not None and steps_done() // self._every_steps > self._steps // self._every_steps
 
     def note(self, steps_done: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
@@ -13,12 +14,15 @@ import torch
 
 from augend._checkpoint._directory import is_checkpoint, names_in
 from augend._checkpoint._load import read_tensors
-from augend._checkpoint._manifest import Manifest
+from augend._checkpoint._manifest import Manifest, TensorRecord
+from augend._checkpoint._ranks import ALONE, told
 from augend._checkpoint._verify import read_manifest, verified
+from augend._group import Group
 from augend.errors import CheckpointError
 
 _RUN: Final = "checkpoints"  # where a run directory keeps them
 _TRIES: Final = 5
+_ELEMENTS_HELD: Final = 2**26  # of a model that is read to be hashed
 _RESTLESS: Final = "{} is being written to faster than it can be read; try again, or let the run keep more checkpoints"
 
 
@@ -152,22 +156,25 @@ def all_in(place: Path) -> list[Path]:
     raise CheckpointError(f"{place} {what}; give a run directory or one of its checkpoints")
 
 
-def newest_good(place: Path) -> tuple[Path, Manifest, dict[str, str]]:
+def newest_good(place: Path, group: Group = ALONE) -> tuple[Path, Manifest, dict[str, str]]:
     """Return the newest checkpoint that is whole, its manifest, and what is wrong with newer ones, by name.
+
+    Collective over the group.
 
     Raises:
         CheckpointError: There is none.
         ContractError: The newest was written by an augend with another format.
     """
-    if is_checkpoint(place):
-        return place, verified(place), {}
+    what = f"rank 0 to look for checkpoints in {place}"
+    if told(group, what, lambda: is_checkpoint(place)):
+        return place, verified(place, group), {}
     for _ in range(_TRIES):
         damaged: dict[str, str] = {}
-        for path in all_in(place):
+        for path in map(Path, told(group, what, lambda: [str(one) for one in all_in(place)])):
             try:
-                return path, verified(path), damaged
+                return path, verified(path, group), damaged
             except CheckpointError as error:
-                if path.exists():  # else a running job has removed it since
+                if told(group, what, path.exists):  # else a running job has removed it since
                     damaged[path.name] = str(error)
         if damaged:
             raise CheckpointError("no checkpoint is good: " + "; ".join(damaged.values()))
@@ -204,9 +211,24 @@ def _inspection(path: Path, manifest: Manifest, problem: str | None, damaged: tu
 def _digest(path: Path, manifest: Manifest) -> str:
     digest = hashlib.sha256()
     for part in sorted(manifest.parts):
-        names = sorted(manifest.parts[part].parameters)
-        for name, tensor in sorted(read_tensors(path, manifest, part, names).items()):
-            record = manifest.parts[part].tensors[name]
-            digest.update(f"{part}\0{name}\0{record.dtype}\0{record.shape}\0".encode())
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        records = manifest.parts[part].tensors
+        for names in _in_memory(sorted(manifest.parts[part].parameters), records):
+            for name, tensor in sorted(read_tensors(path, manifest, part, names).items()):
+                digest.update(f"{part}\0{name}\0{records[name].dtype}\0{records[name].shape}\0".encode())
+                digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _in_memory(names: list[str], records: Mapping[str, TensorRecord]) -> Iterator[list[str]]:
+    """Yield the names in groups whose tensors are not too much to hold at a time, one at least."""
+    group: list[str] = []
+    elements = 0
+    for name in names:
+        size = math.prod(records[name].shape)
+        if group and elements + size > _ELEMENTS_HELD:
+            yield group
+            group, elements = [], 0
+        group.append(name)
+        elements += size
+    if group:
+        yield group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,19 +13,23 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from augend._checkpoint._chunks import Layout, empty
 from augend._checkpoint._collection import Parts
-from augend._checkpoint._manifest import STATE_FILE, Manifest
+from augend._checkpoint._manifest import STATE_FILE, Manifest, TensorRecord
 from augend._checkpoint._parts import Commit, Part, commit_all
 from augend._checkpoint._position import Position
 from augend._checkpoint._random import prepare_random
 from augend._checkpoint._storage import read_part
 from augend._checkpoint._tree import DTYPES, join
 from augend._checkpoint._verify import plain_file
+from augend._group import Group
 from augend.errors import AugendError, CheckpointError, ContractError
 
 
-def prepare_parts(path: Path, manifest: Manifest, parts: Parts, only: Collection[str]) -> Commit:
+def prepare_parts(path: Path, manifest: Manifest, parts: Parts, only: Collection[str], group: Group) -> Commit:
     """Read some parts of a verified checkpoint, and check them against their objects; nothing is changed yet.
+
+    Collective, as is what it returns.
 
     Returns:
         What loads them: all, or where one refuses, none.
@@ -34,15 +39,20 @@ def prepare_parts(path: Path, manifest: Manifest, parts: Parts, only: Collection
         CheckpointError: A state cannot be read.
     """
     names = set(only)
-    _check_saved(manifest, names)
-    chosen = parts.chosen(names)
-    with _loading():
-        prepared = _prepared(path, manifest, chosen, _read_state(path, manifest)["parts"])
-    return lambda: _commit(prepared)
+
+    def chosen() -> tuple[list[Part], dict[str, Any]]:
+        _check_saved(manifest, names)
+        return parts.chosen(names), _read_state(path, manifest)
+
+    some, state = group.agreed(f"every rank to choose parts of {path}", chosen)
+    prepared = _prepared(path, manifest, some, state["parts"], group)
+    return lambda: _commit(prepared, group)
 
 
-def prepare_all(path: Path, manifest: Manifest, parts: Parts) -> Commit:
+def prepare_all(path: Path, manifest: Manifest, parts: Parts, group: Group) -> Commit:
     """Read every part and the random state, and check them; nothing is changed yet.
+
+    Collective, as is what it returns.
 
     Returns:
         What loads them: all, or where one refuses, none.
@@ -51,31 +61,40 @@ def prepare_all(path: Path, manifest: Manifest, parts: Parts) -> Commit:
         ContractError, StateError: The checkpoint has other parts, or one does not fit its live object.
         CheckpointError: A state cannot be read.
     """
-    _check_saved(manifest, set(parts.names))
-    if extra := manifest.parts.keys() - set(parts.names):
-        name = min(extra)
-        raise ContractError(
-            f"{path} has a part {name!r} that is not loaded; give it to Checkpoint(..., {name}=...), or choose the "
-            "parts to load with load(path, only=...)"
-        )
-    state = _read_state(path, manifest)
-    with _loading():
-        prepared = _prepared(path, manifest, list(parts), state["parts"])
-        restore_random = prepare_random(state["random"][0])
-        with _understood(f"{path}: the order of the accumulators"):
-            arrange = parts.prepare_ordinals(state["ordinals"])
+
+    def read() -> dict[str, Any]:
+        _check_saved(manifest, set(parts.names))
+        if extra := manifest.parts.keys() - set(parts.names):
+            name = min(extra)
+            raise ContractError(
+                f"{path} has a part {name!r} that is not loaded; give it to Checkpoint(..., {name}=...), or choose "
+                "the parts to load with load(path, only=...)"
+            )
+        return _read_state(path, manifest)
+
+    state = group.agreed(f"every rank to read {STATE_FILE} of {path}", read)
+    prepared = _prepared(path, manifest, list(parts), state["parts"], group)
+
+    def rest() -> tuple[Commit, Commit]:
+        with _loading():
+            own = state["random"][group.rank if group.rank < len(state["random"]) else 0]
+            restore_random = prepare_random(own)
+            with _understood(f"{path}: the order of the accumulators"):
+                return parts.prepare_ordinals(state["ordinals"]), restore_random
+
+    arrange, restore_random = group.agreed(f"every rank to check what else is in {path}", rest)
 
     def commit() -> None:
-        _commit(prepared)
+        _commit(prepared, group)
         arrange()
         restore_random()
 
     return commit
 
 
-def _commit(prepared: Sequence[tuple[Part, Commit]]) -> None:
+def _commit(prepared: Sequence[tuple[Part, Commit]], group: Group) -> None:
     with _loading():
-        commit_all(prepared)
+        commit_all(prepared, group)
 
 
 @contextmanager
@@ -124,14 +143,16 @@ def read_tensors(path: Path, manifest: Manifest, part: str, keys: Collection[str
         CheckpointError: They cannot be read.
     """
     records = manifest.parts[part].tensors
-    targets = {
-        key: torch.empty(record.shape, dtype=DTYPES[record.dtype], device="cpu")
-        for key, record in records.items()
-        if keys is None or key in keys
-    }
+    return _read(path, part, {key: one for key, one in records.items() if keys is None or key in keys}, {})
+
+
+def _read(
+    path: Path, part: str, records: Mapping[str, TensorRecord], layouts: Mapping[str, Layout]
+) -> dict[str, Tensor]:
+    targets = {key: empty(one.shape, DTYPES[one.dtype], layouts.get(key)) for key, one in records.items()}
     if targets:
         try:
-            with torch.device("cpu"):  # the reader would make its tensors on the program's default device
+            with torch.device("cpu"):  # safetensors would make its tensors on the program's default device
                 read_part(path / part, targets)
         except (OSError, KeyError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
             raise CheckpointError(f"{path / part} cannot be read: {error!r}") from error
@@ -151,15 +172,29 @@ def _read_state(path: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _prepared(
-    path: Path, manifest: Manifest, parts: Sequence[Part], plains: Mapping[str, Any]
+    path: Path, manifest: Manifest, parts: Sequence[Part], plains: Mapping[str, Any], group: Group
 ) -> list[tuple[Part, Commit]]:
     prepared = []
-    for part in parts:
-        saved = manifest.parts[part.name].kind
-        if saved != part.kind:
-            kind = type(part.owner).__name__
-            raise ContractError(f"{part.name} was saved as a {saved}, and is a {part.kind} ({kind})")
-        tensors = {part.root + key: one for key, one in read_tensors(path, manifest, part.name).items()}
-        with _understood(f"{path}: {part.name}"):
-            prepared.append((part, part.prepare(join(plains[part.name], tensors))))
+    with _loading():
+        for part in parts:
+            read = functools.partial(_read_for, part, path, manifest)
+            tensors = group.agreed(f"every rank to read the part {part.name} of {path}", read)
+            prepare = functools.partial(_prepare, part, path, plains[part.name], tensors)
+            prepared.append((part, group.agreed(f"every rank to check the part {part.name} of {path}", prepare)))
     return prepared
+
+
+def _read_for(part: Part, path: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """Read the tensors of a part as its object has them: whole, or this rank's share."""
+    record = manifest.parts[part.name]
+    if record.kind != part.kind:
+        kind = type(part.owner).__name__
+        raise ContractError(f"{part.name} was saved as a {record.kind}, and is a {part.kind} ({kind})")
+    layouts = part.layouts({part.root + key: one.shape for key, one in record.tensors.items()})
+    here = {key.removeprefix(part.root): layout for key, layout in layouts.items()}
+    return {part.root + key: one for key, one in _read(path, part.name, record.tensors, here).items()}
+
+
+def _prepare(part: Part, path: Path, plain: Any, tensors: Mapping[str, Tensor]) -> Commit:
+    with _understood(f"{path}: {part.name}"):
+        return part.prepare(join(plain, tensors))

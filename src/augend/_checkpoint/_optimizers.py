@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from augend._checkpoint._chunks import Layout, layouts_of
 from augend.errors import ContractError
 from augend.optim import MasterWeights
 
@@ -72,6 +73,39 @@ def prepare_optimizer(
             master.copy_(value)
 
     return commit
+
+
+def optimizer_layouts(
+    optimizer: torch.optim.Optimizer, names: Names, shapes: Mapping[str, list[int]]
+) -> dict[str, Layout]:
+    """Return how saved tensors of an optimizer must be spread, those that belong to a parameter that is.
+
+    As the parameter is, or where they have another shape, all of it on each rank; counters are plain.
+
+    Args:
+        optimizer: The live one.
+        names: The name of each of its parameters.
+        shapes: Of the saved tensors, by their names in the tree.
+    """
+    stepped = stepping(optimizer)
+    ordered = [parameter for group in stepped.param_groups for parameter in group["params"]]
+    owners: dict[str, Tensor] = {f"state.{name}": one for one, name in _stepped_names(optimizer, names).items()}
+    owners.update({f"own.state.{index}": one for index, one in enumerate(ordered)})
+    if isinstance(optimizer, MasterWeights):
+        owners.update({f"masters.{names[one]}": master for one, master in optimizer.masters.items()})
+    spread = layouts_of(owners)
+    found = {}
+    for key, shape in shapes.items():
+        owner = key
+        while owner and owner not in owners:
+            owner = owner.rpartition(".")[0]
+        if owner not in spread or key.endswith(".step"):
+            continue
+        if shape == list(owners[owner].shape):
+            found[key] = spread[owner]
+        elif shape:  # a factor of a moment; torch makes it a tensor that every rank has
+            found[key] = spread[owner].replicated()
+    return found
 
 
 def _placed_state(part: str, optimizer: torch.optim.Optimizer, names: Names, tree: Mapping[str, Any]) -> dict[Any, Any]:

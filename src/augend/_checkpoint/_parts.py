@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, final, runtime_checkable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from augend._checkpoint._optimizers import capture_optimizer, has_own_state, prepare_optimizer, stepping
+from augend._accumulator import Accumulator
+from augend._checkpoint._chunks import Layout, kept, layouts_of
+from augend._checkpoint._optimizers import (
+    capture_optimizer,
+    has_own_state,
+    optimizer_layouts,
+    prepare_optimizer,
+    stepping,
+)
 from augend._checkpoint._tree import join, split
+from augend._group import Group
+from augend.data import Batches
 from augend.errors import AugendError, ContractError
 
 Commit = Callable[[], None]
@@ -59,6 +71,11 @@ class Part(ABC):
         """Names of the tensors that are parameters of a module: what a digest is taken over."""
         return []
 
+    @property
+    def alone(self) -> bool:
+        """Whether the state is read without the other ranks."""
+        return True
+
     @abstractmethod
     def capture(self) -> Any:
         """Return the state as a tree; its tensors may be live. Changes nothing."""
@@ -71,6 +88,14 @@ class Part(ABC):
             ContractError, StateError: It does not fit; nothing was changed.
         """
 
+    def layouts(self, shapes: Mapping[str, list[int]]) -> Mapping[str, Layout]:  # noqa: ARG002  # not all parts need them
+        """Return how saved tensors must be spread over ranks to be loaded; those that are not named are read whole.
+
+        Args:
+            shapes: Of all saved tensors, by their names in the tree.
+        """
+        return {}
+
     @property
     def may_refuse(self) -> bool:
         """Whether the commit calls code that may raise."""
@@ -79,8 +104,7 @@ class Part(ABC):
     def undo(self) -> Commit:
         """Return what takes back the state that the object has now."""
         plain, tensors = split(self.capture(), self.name)
-        kept = {name: torch.empty(one.shape, dtype=one.dtype, device="cpu").copy_(one) for name, one in tensors.items()}
-        return self.prepare(join(plain, kept))
+        return self.prepare(join(plain, {name: kept(tensor) for name, tensor in tensors.items()}))
 
 
 @final
@@ -105,6 +129,11 @@ class ModulePart(Part):
         state = self.owner.state_dict()
         versions = {path: dict(one) for path, one in state._metadata.items()}  # noqa: SLF001  # torch has no other way
         return {"state": dict(state), "versions": versions}
+
+    def layouts(self, shapes: Mapping[str, list[int]]) -> Mapping[str, Layout]:
+        """Return those of its own tensors, where the shapes are theirs."""
+        live = {f"{self.root}{name}": one for name, one in self.owner.state_dict().items() if isinstance(one, Tensor)}
+        return layouts_of({name: one for name, one in live.items() if shapes.get(name) == list(one.shape)})
 
     def prepare(self, tree: Any) -> Commit:
         """Compare names, shapes and dtypes; the commit copies into the module's own tensors."""
@@ -146,6 +175,10 @@ class OptimizerPart(Part):
         """Compare kind, groups and names; the commit replaces the state and the options of the groups."""
         return prepare_optimizer(self.name, self.owner, self._names(), tree)
 
+    def layouts(self, shapes: Mapping[str, list[int]]) -> Mapping[str, Layout]:
+        """Return those of the parameters, for what belongs to a parameter that is spread."""
+        return optimizer_layouts(self.owner, self._names(), shapes)
+
     @property
     def may_refuse(self) -> bool:
         """Whether the class loads its state in its own way."""
@@ -174,9 +207,21 @@ class StatefulPart(Part):
 
     kind = "state"
 
+    @property
+    def alone(self) -> bool:
+        """Whether the object is known to read its state without the other ranks."""
+        return isinstance(self.owner, Batches)
+
     def capture(self) -> Any:
         """Return the object's own state."""
         return self.owner.state_dict()
+
+    def layouts(self, shapes: Mapping[str, list[int]]) -> Mapping[str, Layout]:
+        """Return those of the tensors that it has now under the same names, in the same shapes."""
+        if isinstance(self.owner, Batches | Accumulator) or not (dist.is_available() and dist.is_initialized()):
+            return {}
+        _, live = split(self.capture(), self.name)
+        return layouts_of({name: one for name, one in live.items() if shapes.get(name) == list(one.shape)})
 
     def prepare(self, tree: Any) -> Commit:
         """Let the object check the state where it can; else the commit may raise, and is to be undone."""
@@ -218,20 +263,19 @@ def part_of(name: str, owner: object, modules: Mapping[str, nn.Module]) -> Part:
     )
 
 
-def commit_all(prepared: Iterable[tuple[Part, Commit]]) -> None:
+def commit_all(prepared: Iterable[tuple[Part, Commit]], group: Group) -> None:
     """Swap in what was prepared: first what may still refuse, all of it undone if one does, then what cannot.
 
     Raises:
-        ContractError: An object refused its state; all are as they were. Any other error is of one that could not
-            refuse, and leaves a mixture.
+        ContractError: An object refused its state, on any rank; all are as they were. Any other error is of one that
+            could not refuse, and leaves a mixture.
     """
     pairs = list(prepared)
     doubtful = [(part, commit) for part, commit in pairs if part.may_refuse]
     undone = [part.undo() for part, _ in doubtful]
     done = False
     try:
-        for part, commit in doubtful:
-            _try(part, commit)
+        group.agreed("every rank to take what was loaded", functools.partial(_try, doubtful))
         done = True
     finally:
         if not done:
@@ -242,12 +286,13 @@ def commit_all(prepared: Iterable[tuple[Part, Commit]]) -> None:
             commit()
 
 
-def _try(part: Part, commit: Commit) -> None:
-    try:
-        commit()
-    except _REFUSALS as error:
-        refused = f"{part.name}: {type(part.owner).__name__} refused its saved state: {error!r}"
-        raise ContractError(refused) from error
+def _try(doubtful: Iterable[tuple[Part, Commit]]) -> None:
+    for part, commit in doubtful:
+        try:
+            commit()
+        except _REFUSALS as error:
+            refused = f"{part.name}: {type(part.owner).__name__} refused its saved state: {error!r}"
+            raise ContractError(refused) from error
 
 
 def check_names(part: str, what: str, saved: Iterable[str], live: Iterable[str]) -> None:

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from augend._group import rank_and_world
 from augend.errors import ContractError
 
 
 def capture_random() -> dict[str, Any]:
-    """Return the state of torch's generators on the CPU and every accelerator, of ``random``, and of numpy's."""
+    """Return the state of torch's generators on the CPU and its accelerators, of ``random``, and of numpy's."""
     version, numbers, gauss = random.getstate()
     name, key, position, has_gauss, cached = cast("tuple[str, Any, int, int, float]", np.random.get_state())  # noqa: NPY002  # the global generator is what is saved
     return {
@@ -52,19 +53,25 @@ def prepare_random(saved: dict[str, Any]) -> Callable[[], None]:
         torch.set_rng_state(cpu)
         random.setstate(python)
         np.random.set_state(legacy)  # noqa: NPY002  # the global generator is what was saved
-        if len(accelerators) == len(_accelerators()):
-            module = torch.get_device_module()
-            for index, state in enumerate(accelerators):
-                module.set_rng_state(state, index)
+        devices = _devices()
+        if len(accelerators) == len(devices):
+            for index, state in zip(devices, accelerators, strict=True):
+                torch.get_device_module().set_rng_state(state, index)
 
     return commit
 
 
-def _accelerators() -> list[Tensor]:
+def _devices() -> list[int]:
+    """Return the accelerators that are this process's: all, or of several ranks its own."""
     if not torch.accelerator.is_available():
         return []
-    module = torch.get_device_module()
-    return [module.get_rng_state(index) for index in range(torch.accelerator.device_count())]
+    if rank_and_world()[1] > 1:
+        return [torch.accelerator.current_device_index()]
+    return list(range(torch.accelerator.device_count()))
+
+
+def _accelerators() -> list[Tensor]:
+    return [torch.get_device_module().get_rng_state(index) for index in _devices()]
 
 
 def _text(state: Tensor) -> str:

@@ -1,170 +1,180 @@
-"""Save: a copy of everything at once, then files, then the manifest, then the name. Each on disk before the next."""
+"""Save, first half: a copy of everything at one moment, of each rank only what it will write."""
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from augend._accumulator import Accumulator
+from augend._checkpoint._chunks import Chunk, chunk_of, layout_of
 from augend._checkpoint._collection import Parts
-from augend._checkpoint._directory import prune, sweep, unfinished
-from augend._checkpoint._files import Files, remove_tree, write_file
-from augend._checkpoint._manifest import (
-    FILE,
-    STATE_FILE,
-    FileRecord,
-    Manifest,
-    PartRecord,
-    TensorRecord,
-    record_of,
-    to_bytes,
-)
+from augend._checkpoint._manifest import PartRecord, TensorRecord
+from augend._checkpoint._parts import Part
 from augend._checkpoint._position import Position, check_agreement, position_of
 from augend._checkpoint._random import capture_random
-from augend._checkpoint._storage import write_part
+from augend._checkpoint._ranks import all_equal, check_equal, fingerprint
 from augend._checkpoint._tree import split
+from augend._group import Group, Mesh
 from augend.data import Batches
-from augend.errors import CheckpointError, StateError
+from augend.errors import ContractError, StateError
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything that a checkpoint will hold, copied: training may go on while it is written."""
+    """What one rank knows of a checkpoint, copied: training may go on while it is written.
+
+    Attributes:
+        position: Where the run is.
+        count: Items in the open batch of the first accumulator.
+        updates: Steps that it has taken.
+        state: All that is no tensor; the same on all ranks.
+        chunks: The parts of tensors that this rank writes, by part and name; on the CPU.
+        parts: What is saved, of all ranks together.
+    """
 
     position: Position
     count: int | float
     updates: int
     state: dict[str, Any]
-    tensors: dict[str, dict[str, Tensor]]
-    kinds: dict[str, tuple[str, list[str]]]
+    chunks: dict[str, dict[str, Chunk]]
+    parts: dict[str, PartRecord]
 
 
-def take_snapshot(parts: Parts) -> Snapshot:
-    """Copy the state of all parts.
+@final
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """The state of one part: what is no tensor, and every tensor, live, with what of it is here."""
+
+    plain: Any
+    record: PartRecord
+    tensors: dict[str, tuple[Tensor, Chunk]]
+
+
+def take_snapshot(parts: Parts, group: Group) -> Snapshot:
+    """Copy the state of all parts. Collective.
 
     Args:
         parts: What is saved. The first `Batches` among them tell the position; with only one, the accumulators must
             agree with it.
+        group: All ranks.
 
     Raises:
         StateError: Accumulator and data do not agree, or a gradient waits in ``.grad`` for its step.
-        ContractError: A state holds something that cannot be saved.
+        ContractError: A state holds something that cannot be saved, or is not the same on all ranks.
     """
-    parts.check_whole()
+    check_equal(group, "a save", parts.kinds())
+    trees = _trees(parts, group)
     accumulators = parts.owners(Accumulator)
-    for name, accumulator in accumulators.items():
-        if accumulator.gradients_left:
-            raise StateError(
-                f"{name} wrote its mean to .grad with finish(), and .grad is not saved: save before finish(), or "
-                "after optimizer.step() and optimizer.zero_grad(); step() does all of it"
-            )
-    trees = {part.name: part.capture() for part in parts}
     states = {name: trees[name] for name in accumulators}
     batches = list(parts.owners(Batches).values())
-    if len(batches) == 1:
-        check_agreement(batches[0], accumulators, states)
-    plains: dict[str, Any] = {}
-    tensors: dict[str, dict[str, Tensor]] = {}
-    for part in parts:
-        plains[part.name], live = split(trees[part.name], part.name)
-        tensors[part.name] = {key.removeprefix(part.root): _staged(tensor) for key, tensor in live.items()}
+
+    def captured() -> dict[str, _Captured]:
+        if len(batches) == 1:
+            check_agreement(batches[0], accumulators, states)
+        return {part.name: _captured(part, trees[part.name]) for part in parts}
+
+    all_parts = group.agreed("every rank to read its state", captured)
+    state = {"ordinals": parts.ordinals(), "parts": {name: one.plain for name, one in all_parts.items()}}
+    texts = {f"the part {name}": json.dumps([one.plain, _plain(one)]) for name, one in all_parts.items()}
+    check_equal(group, "a save", {**texts, "the order of the accumulators": json.dumps(state["ordinals"])})
     updates = next((accumulator.updates for accumulator in accumulators.values()), 0)
     return Snapshot(
         position=position_of(batches, list(states.values()), updates),
         count=next((accumulator.state.count for accumulator in accumulators.values()), 0),
         updates=updates,
-        state={"random": [capture_random()], "ordinals": parts.ordinals(), "parts": plains},
-        tensors=tensors,
-        kinds={part.name: (part.kind, part.parameters) for part in parts},
+        state={"random": _random(group), **state},
+        chunks=_written_here(all_parts, group),
+        parts={name: one.record for name, one in all_parts.items()},
     )
 
 
-def _staged(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor)
+def _trees(parts: Parts, group: Group) -> dict[str, Any]:
+    """Read the states; those that need all ranks only after no rank has refused anything."""
+
+    def alone() -> dict[str, Any]:
+        parts.check_whole()
+        for name, accumulator in parts.owners(Accumulator).items():
+            if accumulator.gradients_left:
+                raise StateError(
+                    f"{name} wrote its mean to .grad with finish(), and .grad is not saved: save before finish(), or "
+                    "after optimizer.step() and optimizer.zero_grad(); step() does all of it"
+                )
+        return {part.name: part.capture() for part in parts if part.alone}
+
+    trees = group.agreed("every rank to begin a save", alone)
+    for part in parts:
+        if not part.alone:
+            trees[part.name] = group.agreed(f"every rank to read the state of {part.name}", part.capture)
+    return trees
 
 
-def write_checkpoint(
-    files: Files, directory: Path, name: str, snapshot: Snapshot, *, keep: int, damaged: Collection[str]
-) -> None:
-    """Write a checkpoint beside the others, give it its name, and remove those that are too many.
+def _captured(part: Part, tree: object) -> _Captured:
+    plain, live = split(tree, part.name)
+    tensors = {}
+    for key, tensor in live.items():
+        try:
+            tensors[key.removeprefix(part.root)] = tensor, chunk_of(tensor)
+        except ContractError as error:
+            raise ContractError(f"{part.name}: the tensor {key!r} cannot be saved: {error}") from error
+    records = {key: TensorRecord.of(tensor) for key, (tensor, _) in tensors.items()}
+    return _Captured(plain, PartRecord(part.kind, records, part.parameters), tensors)
 
-    Args:
-        files: The file system.
-        directory: Where; it exists, and its lock is held.
-        name: What the checkpoint will be called once it is whole.
-        snapshot: What it holds.
-        keep: How many good ones to keep.
-        damaged: Names of those that are not good.
 
-    Raises:
-        CheckpointError: A write failed; what was there before is untouched.
+def _plain(one: _Captured) -> list[Any]:
+    """Return what must be the same on all ranks of a part's tensors."""
+    tensors = {key: [tensor.dtype, tensor.shape] for key, tensor in one.record.tensors.items()}
+    return [one.record.kind, tensors, one.record.parameters]
+
+
+def _random(group: Group) -> list[Any]:
+    """Return every rank's random state; one for all where they are equal."""
+    mine = json.dumps(capture_random())
+    if all_equal(group, "every rank's random state", fingerprint(mine)):
+        return [json.loads(mine)]
+    return [json.loads(one) for one in group.exchange("every rank's random state", mine.encode())]
+
+
+def _written_here(parts: Mapping[str, _Captured], group: Group) -> dict[str, dict[str, Chunk]]:
+    """Copy the chunks that this rank writes: each is written by the first of the ranks that hold it.
+
+    Of several meshes that hold a tensor whole (a plain one is a mesh of one rank), that with the lowest rank writes.
     """
-    begun = unfinished(directory, name)
-    try:
-        sweep(files, directory)
-        _write(files, begun, snapshot)
-        files.rename(begun, directory / name)
-        files.fsync_directory(directory)
-    except OSError as error:
-        with suppress(OSError):  # what is left is swept by the next save
-            remove_tree(files, begun)
-        raise CheckpointError(
-            f"{directory / name} could not be saved: {error.strerror or error}; the checkpoints before it are untouched"
-        ) from error
-    try:
-        prune(files, directory, keep, damaged)
-    except OSError as error:
-        raise CheckpointError(f"{directory / name} is saved, but an older one cannot be removed: {error}") from error
+    lowest_of: dict[Mesh, int] = {}
+    holders = []
+    for one in parts.values():
+        for tensor, _ in one.tensors.values():
+            layout = layout_of(tensor)
+            if layout is not None and layout.mesh not in lowest_of:
+                lowest_of[layout.mesh] = layout.lowest
+            holders.append(group.rank if layout is None else lowest_of[layout.mesh])
+    writers = iter(group.maximum("every rank to say which tensors it holds", [-rank for rank in holders]))
+    mine = iter(holders)
+    chunks: dict[str, dict[str, Chunk]] = {name: {} for name in parts}
+    for name, one in parts.items():
+        for key, (tensor, chunk) in one.tensors.items():
+            first = next(mine) == -next(writers)
+            if first and _is_written(tensor, chunk):
+                chunks[name][key] = _copied(chunk)
+    return chunks
 
 
-def _write(files: Files, begun: Path, snapshot: Snapshot) -> None:
-    files.make_directory(begun)
-    records: dict[str, FileRecord] = {}
-    for part, tensors in snapshot.tensors.items():
-        if tensors:
-            written = write_part(files, begun / part, tensors)
-            files.fsync_directory(begun / part)
-            records.update({f"{part}/{name}": record for name, record in written.items()})
-    state = json.dumps(snapshot.state, allow_nan=False).encode()
-    write_file(files, begun / STATE_FILE, state)
-    records[STATE_FILE] = record_of(state)
-    write_file(files, begun / FILE, to_bytes(_manifest(snapshot, records)))
-    files.fsync_directory(begun)
+def _is_written(tensor: Tensor, chunk: Chunk) -> bool:
+    """Tell whether the ranks that hold a tensor leave a chunk to this one: one of no elements is the first rank's."""
+    layout = layout_of(tensor)
+    if layout is None:
+        return True
+    if tensor.numel():
+        return layout.is_first and bool(chunk.tensor.numel())
+    coordinate = layout.mesh.get_coordinate()
+    return coordinate is not None and not any(coordinate)
 
 
-@functools.cache
-def _own_version() -> str:
-    return version("augend")  # reads and parses a file
-
-
-def _manifest(snapshot: Snapshot, records: Mapping[str, FileRecord]) -> Manifest:
-    parts = {}
-    for name, (kind, parameters) in snapshot.kinds.items():
-        tensors = {key: TensorRecord.of(tensor) for key, tensor in snapshot.tensors[name].items()}
-        parts[name] = PartRecord(kind, tensors, parameters)
-    position = snapshot.position
-    return Manifest(
-        epoch=position.epoch,
-        step=position.step,
-        rows_done=position.rows_done,
-        microbatch=position.microbatch,
-        count=snapshot.count,
-        updates=snapshot.updates,
-        world=1,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        augend=_own_version(),
-        torch=str(torch.__version__),
-        parts=parts,
-        files=dict(records),
-    )
+def _copied(chunk: Chunk) -> Chunk:
+    copy = torch.empty(chunk.tensor.shape, dtype=chunk.tensor.dtype, device="cpu").copy_(chunk.tensor)
+    return Chunk(chunk.offsets, copy)

@@ -1,103 +1,43 @@
-"""The tensors of one part, through the planner and the safetensors storage of torch.distributed.checkpoint.
+"""The tensors of one part in safetensors files: each rank writes its own chunks, and reads what it needs of all files.
 
-The steps of ``torch.distributed.checkpoint.save`` and ``load`` are taken one by one: those functions warn wherever
-there is no process group, and a filter for warnings is no business of a background thread.
+The files are those of ``torch.distributed.checkpoint``: one for each rank, named as it names them, with the place of
+every chunk in its metadata. Nothing is planned together: who writes a chunk, and who needs it, every rank knows itself.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast, final
 
+from safetensors import safe_open
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
 
+from augend._checkpoint._chunks import Chunk, chunk_of
 from augend._checkpoint._files import Files, write_all
 from augend._checkpoint._manifest import FileRecord
-from augend._checkpoint._safetensors import pieces
+from augend._checkpoint._safetensors import OFFSETS, pieces
 
 
-def write_part(files: Files, directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, FileRecord]:
-    """Write tensors into a new directory, and wait until the files, but not yet their names, are on disk.
+def shard_name(rank: int) -> str:
+    """Return the name of the file that a rank writes."""
+    return f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
+
+
+def write_part(files: Files, path: Path, chunks: Mapping[str, Chunk]) -> FileRecord:
+    """Write chunks into a new file, and wait until it, but not yet its name, is on disk.
 
     Args:
         files: The file system.
-        directory: Must not exist.
-        tensors: Contiguous, on the CPU; at least one.
+        path: Must not exist.
+        chunks: By the name of the tensor; contiguous, on the CPU.
 
     Returns:
-        Size and hash of every file, by its name.
+        Size and hash of the file.
     """
-    writer = _Writer(files, directory)
-    planner = DefaultSavePlanner(flatten_state_dict=False)
-    planner.set_up_planner(dict(tensors), storage_meta=None, is_coordinator=True)
-    writer.set_up_storage_writer(is_coordinator=True)
-    plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
-    (plan,) = writer.prepare_global_plan(plans)
-    results = writer.write_data(planner.finish_plan(plan), planner).wait()
-    writer.finish(metadata, [results])
-    return writer.records
-
-
-def read_part(directory: Path, targets: Mapping[str, Tensor]) -> None:
-    """Fill tensors from a directory; only what they need of each file is read.
-
-    The reader takes what it finds, so the directory must have been verified.
-
-    Args:
-        directory: What ``write_part`` wrote.
-        targets: Tensors of the saved shapes and dtypes, by name.
-    """
-    reader = HuggingFaceStorageReader(str(directory))
-    planner = DefaultLoadPlanner(flatten_state_dict=False)
-    metadata = reader.read_metadata()
-    planner.set_up_planner(dict(targets), metadata, is_coordinator=True)
-    reader.set_up_storage_reader(metadata, is_coordinator=True)
-    plans = planner.create_global_plan([reader.prepare_local_plan(planner.create_local_plan())])
-    (plan,) = reader.prepare_global_plan(plans)
-    reader.read_data(planner.finish_plan(plan), planner).wait()
-
-
-@final
-class _Writer(HuggingFaceStorageWriter):
-    """torch's writer, but that every byte goes through our files, hashed, and none is copied to be written."""
-
-    def __init__(self, files: Files, directory: Path) -> None:
-        super().__init__(str(directory), save_distributed=True)
-        self._files = files
-        self._directory = directory
-        self.records: dict[str, FileRecord] = {}
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Make the directory, which torch would take if it were there already."""
-        self._files.make_directory(self._directory)
-        return plan
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write what the plan gives to this rank into one file, called as torch calls it."""
-        tensors: dict[str, Tensor] = {}
-        offsets: dict[str, list[int]] = {}
-        results: list[WriteResult] = []
-        name = f"shard-{plan.storage_data['shard_index']:05d}-model-00001-of-00001.safetensors"
-        for item in plan.items:
-            key = item.index.fqn
-            tensors[key] = cast("Tensor", planner.resolve_data(item)).detach()
-            offsets[key] = [] if item.tensor_data is None else list(item.tensor_data.chunk.offsets)
-            results.append(WriteResult(index=item.index, size_in_bytes=tensors[key].nbytes, storage_data=name))
-        self.records[name] = _written(self._files, self._directory / name, tensors, offsets)
-        future: Future[list[WriteResult]] = Future()
-        future.set_result(results)
-        return future
-
-
-def _written(files: Files, path: Path, tensors: Mapping[str, Tensor], offsets: Mapping[str, list[int]]) -> FileRecord:
-    """Write a file, wait until it is on disk, and return its record."""
+    tensors = {name: chunk.tensor for name, chunk in chunks.items()}
+    offsets = {name: list(chunk.offsets) for name, chunk in chunks.items()}
     digest, size = hashlib.sha256(), 0
     file = files.create(path)
     try:
@@ -109,3 +49,41 @@ def _written(files: Files, path: Path, tensors: Mapping[str, Tensor], offsets: M
     finally:
         files.close(file)
     return FileRecord(size, digest.hexdigest())
+
+
+def read_part(directory: Path, targets: Mapping[str, Tensor]) -> None:
+    """Fill tensors from the files of a directory; only what is needed of each file is read.
+
+    Whatever lies there is taken, so the directory must have been verified.
+
+    Args:
+        directory: Where the files are, of however many ranks.
+        targets: Tensors of the saved shapes and dtypes, by name; of those that are spread, this rank's part is read.
+
+    Raises:
+        ValueError: The files do not have all of them.
+    """
+    wanted = {name: chunk_of(tensor) for name, tensor in targets.items()}
+    left = {name: chunk.tensor.numel() for name, chunk in wanted.items() if chunk.tensor.numel()}
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, "pt", device="cpu") as file:
+            places = json.loads(file.metadata()[OFFSETS])
+            for name in file.keys() & left.keys():
+                saved = file.get_slice(name)
+                left[name] -= _copy_overlap(saved, saved.get_shape(), places[name]["saved_offsets"], wanted[name])
+    if lacking := [name for name, elements in left.items() if elements]:
+        raise ValueError(f"{left[lacking[0]]} elements of {lacking[0]!r} are in no file")
+
+
+def _copy_overlap(saved: object, sizes: list[int], begins: list[int], chunk: Chunk) -> int:
+    """Copy what a saved chunk and a wanted one have in common; return how many elements these are."""
+    there, here = [], []
+    for size, begin, length, offset in zip(sizes, begins, chunk.tensor.shape, chunk.offsets, strict=True):
+        first, last = max(begin, offset), min(begin + size, offset + length)
+        if first >= last:
+            return 0
+        there.append(slice(first - begin, last - begin))
+        here.append(slice(first - offset, last - offset))
+    part = chunk.tensor[tuple(here)]
+    part.copy_(saved[tuple(there)])  # type: ignore[index]  # safetensors tells no types
+    return part.numel()

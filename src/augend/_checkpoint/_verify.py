@@ -18,8 +18,10 @@ import msgspec
 import torch
 
 from augend._checkpoint._manifest import FILE, STATE_FILE, FileRecord, Manifest, PartRecord, Whole, from_bytes
+from augend._checkpoint._ranks import ALONE, told
 from augend._checkpoint._safetensors import NAMES, OFFSETS
 from augend._checkpoint._tree import DTYPES
+from augend._group import Group
 from augend.errors import CheckpointError, ContractError
 
 _MANIFEST_BYTES: Final = 1 << 30  # more than any manifest needs: about 200 bytes a tensor
@@ -46,20 +48,35 @@ class _Place:
     saved_offsets: list[Whole]
 
 
-def verified(path: Path) -> Manifest:
+def verified(path: Path, group: Group = ALONE) -> Manifest:
     """Return the manifest of a checkpoint after reading every byte of it.
+
+    Collective over the group, whose ranks share the reading.
 
     Raises:
         CheckpointError: A file is missing, too many, no plain file, of another size or content, or a tensor is not
-            covered exactly once; names it.
+            covered exactly once; names it. The same on all ranks.
         ContractError: It was written by an augend with another format.
     """
-    manifest = read_manifest(path)
-    _check_names(path, manifest)
-    for name, file in manifest.files.items():
-        _check_file(path, name, file)
-    for part, record in manifest.parts.items():
-        _check_coverage(path, part, record, [name for name in manifest.files if name.startswith(f"{part}/")])
+
+    def listed() -> str:
+        text = _manifest_text(path)
+        _check_names(path, _parsed(path, text))
+        return text.decode()
+
+    what = f"rank 0 to look into {path}"
+    manifest = _parsed(path, told(group, what, listed).encode())
+
+    def hashed() -> None:
+        for name, file in [*manifest.files.items()][group.rank :: group.world]:
+            _check_file(path, name, file)
+
+    def covered() -> None:
+        for part, record in [*manifest.parts.items()][group.rank :: group.world]:
+            _check_coverage(path, part, record, [name for name in manifest.files if name.startswith(f"{part}/")])
+
+    group.agreed(f"every rank to hash its share of {path}", hashed)
+    group.agreed(f"every rank to read its share of the headers in {path}", covered)
     return manifest
 
 
@@ -70,13 +87,22 @@ def read_manifest(path: Path) -> Manifest:
         CheckpointError: There is none, or it is not as it was written.
         ContractError: It was written by an augend with another format.
     """
+    return _parsed(path, _manifest_text(path))
+
+
+def _manifest_text(path: Path) -> bytes:
     with _named(path):
         if path.is_symlink() or not path.is_dir():
             raise CheckpointError("it is no directory, and a checkpoint is one")
         with plain_file(path / FILE) as file:
             if os.fstat(file.fileno()).st_size > _MANIFEST_BYTES:
                 raise CheckpointError(f"{FILE} is larger than any manifest")
-            return from_bytes(file.read())
+            return file.read()
+
+
+def _parsed(path: Path, text: bytes) -> Manifest:
+    with _named(path):
+        return from_bytes(text)
 
 
 @contextmanager
@@ -195,14 +221,32 @@ def _exactly_once(shape: list[int], boxes: list[Box]) -> bool:
     )
     if not (boxes and inside and _possible(shape)):
         return False
-    elements = sum(math.prod(end - begin for begin, end in box) for box in boxes)
-    filled = sorted(box for box in boxes if math.prod(end - begin for begin, end in box))
-    apart = all(
-        any(a[1] <= b[0] or b[1] <= a[0] for a, b in zip(one, other, strict=True))
-        for index, one in enumerate(filled)
-        for other in filled[index + 1 :]
-    )
-    return apart and elements == math.prod(shape)
+    filled = [box for box in boxes if math.prod(end - begin for begin, end in box)]
+    if math.prod(shape) != sum(math.prod(end - begin for begin, end in box) for box in filled):
+        return False
+    wide = [dim for dim, size in enumerate(shape) if size > 1]  # in the others, every box that is filled has all
+    return not filled or _fill([shape[dim] for dim in wide], [[box[dim] for dim in wide] for box in filled])
+
+
+def _fill(shape: list[int], boxes: list[Box]) -> bool:
+    """Tell the same of boxes that are inside and not empty: slab by slab between their edges in the first dim.
+
+    In a grid each box is in one slab, so that thousands of ranks are no matter; a wilder cut costs more.
+    """
+    if not shape or len(boxes) == 1:
+        return len(boxes) == 1 and boxes[0] == [(0, size) for size in shape]
+    beginning: dict[int, list[Box]] = {}
+    for box in boxes:
+        beginning.setdefault(box[0][0], []).append(box)
+    edges = sorted({edge for box in boxes for edge in box[0]})
+    if (edges[0], edges[-1]) != (0, shape[0]):
+        return False
+    slab: list[Box] = []
+    for edge in edges[:-1]:
+        slab = [box for box in slab if box[0][1] > edge] + beginning.get(edge, [])
+        if not _fill(shape[1:], [box[1:] for box in slab]):
+            return False
+    return True
 
 
 def _possible(shape: list[int]) -> bool:

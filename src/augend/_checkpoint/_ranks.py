@@ -1,0 +1,97 @@
+"""What ranks tell each other about a checkpoint: what rank 0 found, and whether all are about the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, final
+
+from augend._group import Group
+from augend.errors import ContractError
+
+ALONE: Final = Group(None, 0, 1, "one process")
+_HEX_DIGITS: Final = 15  # 60 bits, which an int64 holds with a sign
+
+
+def told(group: Group, what: str, call: Callable[[], Any]) -> Any:
+    """Return what a call returns on rank 0, where alone it is made; what JSON keeps.
+
+    Raises:
+        AugendError: What it raised, on all ranks.
+    """
+
+    def first() -> bytes:
+        return json.dumps(call()).encode() if group.rank == 0 else b""
+
+    return json.loads(group.broadcast(what, group.agreed(what, first)))
+
+
+def first_alone(group: Group, what: str, call: Callable[[], object]) -> None:
+    """Make a call on rank 0 alone, and wait for it on all.
+
+    Raises:
+        AugendError: What it raised, on all ranks.
+    """
+    group.agreed(what, call if group.rank == 0 else lambda: None)
+
+
+def fingerprint(text: str) -> int:
+    """Return 60 bits of the SHA-256 of a text."""
+    return int(hashlib.sha256(text.encode()).hexdigest()[:_HEX_DIGITS], 16)
+
+
+def all_equal(group: Group, what: str, number: int) -> bool:
+    """Tell whether every rank has the same number."""
+    largest, smallest = group.maximum(what, [number, -number])
+    return largest == -smallest
+
+
+def check_equal(group: Group, what: str, texts: Mapping[str, str]) -> None:
+    """Refuse what is not the same on all ranks: names, their order, and the text of each.
+
+    Raises:
+        ContractError: Names the first that differs, and the rank; the same on all ranks.
+    """
+    if group.world == 1:
+        return
+    mine = json.dumps({name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()})
+    if all_equal(group, what, fingerprint(mine)):
+        return
+    first, *others = [json.loads(one) for one in group.exchange(what, mine.encode())]
+    for rank, other in enumerate(others, start=1):
+        for name in {**first, **other}:
+            if first.get(name) != other.get(name):
+                owner = rank if name in other else 0
+                verb = "differs from rank 0's" if name in first and name in other else "is not on every rank"
+                raise ContractError(
+                    f"{what}: {name} of rank {owner} {verb}; what is no tensor must be equal on all ranks: compute it "
+                    "from what all ranks know, or leave it out"
+                )
+    raise ContractError(
+        f"{what}: the parts must be given in the same order on all ranks; rank 0 has {', '.join(first)}"
+    )
+
+
+@final
+class Poll:
+    """A question that nobody waits for: what ranks say at one call is known to all at the next."""
+
+    def __init__(self) -> None:
+        self._answer: Callable[[], list[int]] | None = None
+
+    def take(self, group: Group, wishes: Callable[[], list[int]]) -> list[int]:
+        """Return, for each wish, whether any rank had it when it was last asked; one process alone is asked now."""
+        if group.world == 1:
+            return wishes()
+        answer, self._answer = self._answer, None
+        return [0] * len(wishes()) if answer is None else answer()
+
+    def post(self, group: Group, what: str, wishes: Callable[[], list[int]]) -> None:
+        """Ask every rank; the answer is for the next call."""
+        if group.world > 1:
+            self._answer = group.begin_maximum(what, wishes())
+
+    def drop(self) -> None:
+        """Forget what was asked: on all ranks, or on none."""
+        self._answer = None
