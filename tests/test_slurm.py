@@ -41,10 +41,9 @@ FAKES = {
         echo "$GLOO_SOCKET_IFNAME $TORCH_DISABLE_SHARE_RDZV_TCP_STORE $OMP_NUM_THREADS" >>"$LOG.environment"
         move=$(head -n 1 "$PLAN")
         sed -i 1d "$PLAN"
-        if [[ $move != refuse ]]; then mkdir -p "$RUN_DIR" && touch "$RUN_DIR/config.toml"; fi
         case $move in
             done) exit 0 ;;
-            fail | refuse) exit 1 ;;
+            fail) exit 1 ;;
             wait)
                 trap 'echo TERM >>"$LOG"; exit 1' TERM
                 echo waiting >>"$LOG"
@@ -59,6 +58,7 @@ class Cluster:
     def __init__(self, home: Path) -> None:
         self.log = home / "log"
         self.run_dir = home / "runs" / "a run"
+        self.work = f"fit run.toml --run-dir {self.run_dir}"
         self._plan = home / "plan"
         bin_dir = home / "bin"
         bin_dir.mkdir()
@@ -71,7 +71,6 @@ class Cluster:
             "RANKS_PER_NODE": "2",
             "LOG": str(self.log),
             "PLAN": str(self._plan),
-            "RUN_DIR": str(self.run_dir),
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NODELIST": "some",
             "SLURM_JOB_NUM_NODES": "2",
@@ -141,49 +140,38 @@ def test_torchrun_has_the_options() -> None:
     assert set() == options(call) - known
 
 
-@pytest.mark.parametrize("verb", ["fit", "resume"])
-def test_augend_has_the_verbs_and_options(verb: str) -> None:
-    """Every verb and option that augend is given is one of its command line."""
-    (arguments,) = re.findall(rf"work=\({verb} (.*)\)", TEXT)
+def test_augend_has_the_verb_and_its_options() -> None:
+    """The verb and every option that augend is given are its own."""
+    (verb, arguments) = re.search(r"bash (\w+) (.*) &", TEXT).groups()
     told = subprocess.run([sys.executable, "-m", "augend", verb, "--help"], capture_output=True, text=True, check=True)
-    assert {"fit": {"--run-dir"}, "resume": set()}[verb] == options(arguments)
+    assert {"--run-dir"} == options(arguments)
     assert set() == options(arguments) - options(told.stdout)
 
 
-def test_a_run_is_begun_and_then_gone_on_with(cluster: Cluster) -> None:
-    """The first job fits, a later one resumes; every machine gets what it needs to find the others."""
-    for _ in range(2):
-        assert (0, "") == ended(cluster.start("done"))
-        first = cluster.log.read_text("utf-8")
-    assert [f"resume {cluster.run_dir}"] == cluster.works()
+def test_every_machine_is_told_where_the_others_are(cluster: Cluster) -> None:
+    """Each torchrun gets the store's host, its own address and interface, and its share of the processors."""
+    assert (0, "") == ended(cluster.start("done"))
+    assert [cluster.work] == cluster.works()
     for part in (
         "--nnodes=2 --nproc-per-node=2",
         "--rdzv-endpoint=one:29400",
         "--rdzv-conf=is_host=1",
         "--local-addr=10.0.0.7",
-        "--rdzv-id=7.0.1 ",
+        "--rdzv-id=7.0 ",
     ):
-        assert part in first
-    assert "wire0 1 4\n" * 2 == Path(f"{cluster.log}.environment").read_text("utf-8")
+        assert part in cluster.log.read_text("utf-8")
+    assert "wire0 1 4\n" == Path(f"{cluster.log}.environment").read_text("utf-8")
 
 
-def test_the_first_job_fits(cluster: Cluster) -> None:
-    """Where there is no run yet, the run file begins one in the directory."""
-    assert (0, "") == ended(cluster.start("done"))
-    assert [f"fit run.toml --run-dir {cluster.run_dir}"] == cluster.works()
-
-
-def test_a_lost_rank_costs_an_attempt(cluster: Cluster) -> None:
-    """A run that fails is gone on with, three times at most in one job; its exit code is the job's."""
-    assert (0, "attempt 1 of 3 ended with exit code 1\n") == ended(cluster.start("fail", "done"))
-    assert [f"fit run.toml --run-dir {cluster.run_dir}", f"resume {cluster.run_dir}"] == cluster.works()
-    code, output = ended(cluster.start("fail", "fail", "fail", "done"))
-    assert (1, 3, 3) == (code, len(output.splitlines()), len(cluster.works()))
+def test_a_failure_is_the_jobs(cluster: Cluster) -> None:
+    """A run that fails, restarts and all, ends the job with its exit code, and nothing is queued again."""
+    assert (1, "") == ended(cluster.start("fail"))
+    assert [cluster.work] == cluster.works()
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_stop_is_passed_on_once_and_requeues(cluster: Cluster, number: signal.Signals) -> None:
-    """At the time limit or a preemption torchrun gets one SIGTERM, the job is queued again, and then resumes."""
+    """At the time limit or a preemption torchrun gets one SIGTERM, and the job is queued again."""
     process = cluster.start("wait")
     end = time.monotonic() + 20
     while "waiting" not in cluster.works() and time.monotonic() < end:
@@ -191,6 +179,6 @@ def test_a_stop_is_passed_on_once_and_requeues(cluster: Cluster, number: signal.
     process.send_signal(number)
     code, output = ended(process)
     assert (0, "stopped; the job goes back into the queue") == (code, output.splitlines()[-1])
-    assert [f"fit run.toml --run-dir {cluster.run_dir}", "waiting", "TERM", "requeue 7"] == cluster.works()
-    assert 0 == ended(cluster.start("done"))[0]
-    assert [f"resume {cluster.run_dir}"] == cluster.works()
+    assert [cluster.work, "waiting", "TERM", "requeue 7"] == cluster.works()
+    assert (0, "") == ended(cluster.start("done"))  # the same command, which goes on
+    assert [cluster.work] == cluster.works()
