@@ -19,6 +19,7 @@ LAYERS = {
 }
 # Rooms of one layer do not know each other, but for these pairs: (who imports, whom).
 NEIGHBOURS = {
+    ("_placement", "_group"),
     *[("_accumulator", "_finish"), ("_checkpoint", "_accumulator")],
     *[("_progress", "_fit"), ("_listeners", "_fit")],
     *[("_cli", "_config"), ("__main__", "_cli"), ("__main__", "_config")],
@@ -30,7 +31,7 @@ FILE_LINES = 300  # both without docstrings, which may be as long as what they e
 FUNCTION_LINES = 45
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
-DISTRIBUTED_ROOMS = {"_group", "_placement", "_checkpoint"}
+DISTRIBUTED_ROOMS = {"_group", "_placement", "_checkpoint", "_cli"}  # the last one starts ranks, as a user's script does
 STEPPING_ROOMS = {"_finish", "optim"}
 PRINTING_ROOMS = {"_progress", "_cli"}
 SHELL_MODULES = {"argparse", "click", "tomllib", "tomli_w", "tomlkit", "typer"}

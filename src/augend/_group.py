@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, TypeVar, final
+from typing import Final, TypeVar, cast, final
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,16 @@ __all__ = ["Group", "Mesh", "open_group", "rank_and_world"]
 T = TypeVar("T")
 _PATIENCE_SECONDS: Final = 3.0  # how long the others are given to say what they wait for, once one is missing
 _POLL_SECONDS: Final = 0.05
-_OF_A_COLLECTIVE: Final = ("gloo", "nccl", "peer", "collective", "process group", "processgroup", "timed out", "tcpstore")
+_OF_A_COLLECTIVE: Final = (
+    "gloo",
+    "nccl",
+    "peer",
+    "collective",
+    "process group",
+    "processgroup",
+    "timed out",
+    "tcpstore",
+)
 
 
 def rank_and_world(mesh: Mesh | None = None) -> tuple[int, int]:
@@ -119,7 +128,7 @@ class Group:
 
         def wait() -> list[int]:
             self._waited(what, work.wait)
-            return tensor.tolist()  # type: ignore[no-any-return]  # torch leaves it untyped
+            return _whole_numbers(tensor)
 
         return wait
 
@@ -129,7 +138,7 @@ class Group:
             return list(numbers)
         tensor = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         self._waited(what, self._reduce(what, tensor, dist.ReduceOp.SUM).wait)
-        return tensor.tolist()  # type: ignore[no-any-return]  # torch leaves it untyped
+        return _whole_numbers(tensor)
 
     def gather(self, what: str, numbers: Sequence[float]) -> list[list[float]]:
         """Return every rank's numbers, by rank, as float64; equally many on each rank."""
@@ -232,7 +241,7 @@ class Group:
         work = self._waited(what, lambda: dist.all_reduce(tensor, operation, group=self._process_group, async_op=True))
         if work is None:
             raise LostRankError(f"this process left the group that waits for {what}")
-        return work
+        return cast("dist.Work", work)
 
     def _all(self, what: str, mine: Tensor) -> list[Tensor]:
         every = [torch.empty_like(mine) for _ in range(self.world)]
@@ -268,7 +277,7 @@ class _Notes:
         self._rank = rank
         self._world = world
         self._where = where
-        self._store = dist.PrefixStore("augend", dist.distributed_c10d._get_default_store())  # noqa: SLF001  # torch has no other way
+        self._store = dist.distributed_c10d.PrefixStore("augend", dist.distributed_c10d._get_default_store())  # noqa: SLF001  # torch has no other way
         atexit.register(_note_end, weakref.ref(self))
 
     def write(self, what: str) -> None:
@@ -293,6 +302,10 @@ class _Notes:
         told = [f"rank {rank} {found.get(rank, 'gives no sign')}" for rank in others]
         told.sort(key=lambda one: "waits for" in one)  # those that are missing first
         return f"rank {self._rank} waits for {what}, and not all ranks come: {'; '.join(told)}"
+
+
+def _whole_numbers(tensor: Tensor) -> list[int]:
+    return [int(one) for one in tensor.tolist()]
 
 
 def _note_end(notes: weakref.ref[_Notes]) -> None:

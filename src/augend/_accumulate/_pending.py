@@ -75,7 +75,9 @@ class Pending:
         what = f"the end of backward {self.window.rounds}{self.course.place()}"
         for term, tally in tallies.items():
             keep = retain_graph or term != last
-            loss = tally.total.to(self.work).sum() * self.contract.loss_scale if tally.total.requires_grad else None  # []
+            loss = (
+                tally.total.to(self.work).sum() * self.contract.loss_scale if tally.total.requires_grad else None
+            )  # []
             taken = self.taker.run(loss, self.window, term, what, retain_graph=keep, real=real)
             if real:
                 self.window.add_tally(term, tally, gradients=taken)
@@ -215,7 +217,7 @@ def offer(batch: BatchLike[M], members: Sequence[tuple[object, Pending]]) -> Ite
         members: Each accumulator with what it holds.
     """
     turn = object()
-    owner, first = members[0]
+    owner, _ = members[0]
     _enter(batch, members, turn)
     try:
         for microbatch in batch.remaining(owner):

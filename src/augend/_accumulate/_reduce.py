@@ -6,9 +6,15 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, final
+from typing import Final, Literal, Protocol, final
 
+from torch import Tensor
+
+from augend._accumulate._contract import Contract
+from augend._accumulate._slots import Slots
+from augend._accumulate._window import Window
 from augend._numerics import COUNT_LIMIT, LIMBS, Moments, from_limbs, to_limbs
+from augend._placement import Placement
 from augend.errors import (
     AugendError,
     CounterOverflowError,
@@ -18,11 +24,35 @@ from augend.errors import (
     UnusedError,
 )
 
-if TYPE_CHECKING:
-    from augend._accumulate._pending import Pending
-
 Unused = Literal["error", "zero"]
 _POISONING: Final = (TallyError, GradientError, CounterOverflowError, UnusedError)
+
+
+class Held(Protocol):
+    """A window, and what belongs to it."""
+
+    @property
+    def window(self) -> Window:
+        """What was added since the last finish, as far as this rank holds it."""
+
+    @property
+    def placement(self) -> Placement:
+        """Where parameters and sums lie."""
+
+    @property
+    def slots(self) -> Slots:
+        """The live parameters."""
+
+    @property
+    def contract(self) -> Contract:
+        """What the sums belong to."""
+
+    @property
+    def max_microbatches(self) -> int:
+        """The most micro-batches of a window, over all ranks."""
+
+    def zeros(self, name: str) -> Tensor:
+        """Return this rank's part of a sum of nothing."""
 
 
 @final
@@ -43,11 +73,11 @@ class Reduced:
     present: Mapping[str, tuple[str, ...]]
 
 
-def reduce_window(pending: Pending, what: str, unused: Unused, **alike: object) -> Reduced:
+def reduce_window(held: Held, what: str, unused: Unused, **alike: object) -> Reduced:
     """Agree on what a window holds, or raise the same error on every rank. Collective; changes no sums.
 
     Args:
-        pending: The window, and what belongs to it.
+        held: The window, and what belongs to it.
         what: What this rank waits for, in words.
         unused: Whether a parameter that some ranks used and others did not is an error: in mid-batch it never is.
         **alike: What must be equal on all ranks besides, by what it is called in messages.
@@ -57,8 +87,8 @@ def reduce_window(pending: Pending, what: str, unused: Unused, **alike: object) 
         UnusedError: Ranks used different parameters, and that is an error. The window cannot go on.
         TallyError, GradientError, CounterOverflowError: As ``Window.moments``, of whichever rank.
     """
-    window, group = pending.window, pending.placement.group
-    moments, error = _own(pending)
+    window, group = held.window, held.placement.group
+    moments, error = _own(held)
     numbers = {
         "the number of micro-batches": window.rounds,
         "the batch": -1 if window.step is None else window.step,
@@ -67,28 +97,28 @@ def reduce_window(pending: Pending, what: str, unused: Unused, **alike: object) 
     }
     try:
         group.same(what, numbers, error)
-        present = _present(pending, what, unused)
-        microbatches, loose, added = _added(pending, what, moments)
-        _check(pending, microbatches, added)
+        present = _present(held, what, unused)
+        microbatches, loose, added = _added(held, what, moments)
+        _check(held, microbatches, added)
     except _POISONING as refused:
         window.broken = window.broken or f"its values were refused ({refused})"
         raise
     return Reduced(microbatches, loose, added, present)
 
 
-def _own(pending: Pending) -> tuple[dict[str, Moments], AugendError | None]:
+def _own(held: Held) -> tuple[dict[str, Moments], AugendError | None]:
     """Return this rank's moments, and what is wrong with them."""
     try:
-        pending.window.guard()
-        pending.slots.check()
-        return pending.window.moments(), None
+        held.window.guard()
+        held.slots.check()
+        return held.window.moments(), None
     except AugendError as error:
         return {}, error
 
 
-def _added(pending: Pending, what: str, moments: Mapping[str, Moments]) -> tuple[int, bool, dict[str, Moments]]:
+def _added(held: Held, what: str, moments: Mapping[str, Moments]) -> tuple[int, bool, dict[str, Moments]]:
     """Add up micro-batches and moments over ranks, exactly."""
-    window, placement = pending.window, pending.placement
+    window, placement = held.window, held.placement
     if placement.group.world == 1:
         return window.microbatches, window.loose, dict(moments)
     mine = [window.microbatches, window.loose, *(limb for one in moments.values() for limb in to_limbs(one))]
@@ -100,10 +130,10 @@ def _added(pending: Pending, what: str, moments: Mapping[str, Moments]) -> tuple
     return microbatches, bool(loose), added
 
 
-def _present(pending: Pending, what: str, unused: Unused) -> dict[str, tuple[str, ...]]:
+def _present(held: Held, what: str, unused: Unused) -> dict[str, tuple[str, ...]]:
     """Return what had a gradient on any rank."""
-    window, placement = pending.window, pending.placement
-    keys = [(term, name) for term in window.sums for name in pending.slots.parameters]
+    window, placement = held.window, held.placement
+    keys = [(term, name) for term in window.sums for name in held.slots.parameters]
     mine = [name in window.used[term] for term, name in keys]
     both = placement.group.maximum(what, [*mine, *(not one for one in mine)])
     some, lacking = both[: len(keys)], both[len(keys) :]
@@ -111,7 +141,7 @@ def _present(pending: Pending, what: str, unused: Unused) -> dict[str, tuple[str
     if differ and unused == "error":
         term, name = differ[0]
         held = placement.group.gather(what, [name in window.used[term]])
-        without = ", ".join(str(rank) for rank, (one,) in enumerate(held) if not one)
+        without = ", ".join(str(rank) for rank, (one,) in enumerate(have) if not one)
         raise UnusedError(
             f"parameter {name!r} had a gradient on some ranks, and none on rank {without} ({len(differ)} parameters in "
             'all): pass unused="zero" if rows decide which parameters they use, or let every row use all of them'
@@ -122,17 +152,17 @@ def _present(pending: Pending, what: str, unused: Unused) -> dict[str, tuple[str
     }
 
 
-def _check(pending: Pending, microbatches: int, moments: Mapping[str, Moments]) -> None:
+def _check(held: Held, microbatches: int, moments: Mapping[str, Moments]) -> None:
     for term, one in moments.items():
         if one.count > COUNT_LIMIT:
             raise CounterOverflowError(
                 f"the counts of term {term!r} sum to {one.count} over all ranks, and at most 2^63 - 1 = {COUNT_LIMIT} "
                 "can be held; use smaller weights or batches"
             )
-    if microbatches > pending.max_microbatches:
+    if microbatches > held.max_microbatches:
         raise StateError(
             f"the window holds {microbatches} micro-batches over all ranks, and max_microbatches is "
-            f"{pending.max_microbatches}"
+            f"{held.max_microbatches}"
         )
 
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final, cast, final
+from typing import Final, cast, final
 
 import torch
 from torch import Tensor
 
 from augend._accumulate._contract import WORK_DTYPES, Contract, TensorContract, compare_tensors
-from augend._accumulate._reduce import Reduced
+from augend._accumulate._reduce import Held, Reduced
 from augend._accumulate._window import Window
 from augend._numerics import COUNT_LIMIT, Moments
 from augend.errors import ContractError, StateError
-
-if TYPE_CHECKING:
-    from augend._accumulate._pending import Pending
 
 STATE_VERSION: Final = 1
 _KEYS: Final = frozenset(
@@ -59,26 +56,26 @@ def plain_count(count: Fraction) -> int | float:
     return int(count) if count.denominator == 1 else float(count)
 
 
-def write_state(pending: Pending, reduced: Reduced) -> dict[str, object]:
+def write_state(held: Held, reduced: Reduced) -> dict[str, object]:
     """Return a copy of all ranks' window: tensors under ``"sums"``, plain numbers, strings and lists elsewhere.
 
     ``updates`` and ``finished`` are the accumulator's own and added by it. Collective.
     """
-    window = pending.window
+    window = held.window
     sums = {}
     for term, names in reduced.present.items():
-        complete = complete_sums(pending, term, names)
+        complete = complete_sums(held, term, names)
         copied = {name: one.clone() if one is window.sums[term].get(name) else one for name, one in complete.items()}
-        sums[term] = {name: pending.placement.spread(name, one) for name, one in copied.items()}
-    plain = _plain(pending.contract, reduced.microbatches, reduced.moments, sums)
+        sums[term] = {name: held.placement.spread(name, one) for name, one in copied.items()}
+    plain = _plain(held.contract, reduced.microbatches, reduced.moments, sums)
     return {**plain, "step": window.step, "rows_done": window.rows_done, "loose": reduced.loose}
 
 
-def complete_sums(pending: Pending, term: str, names: Sequence[str]) -> dict[str, Tensor]:
+def complete_sums(held: Held, term: str, names: Sequence[str]) -> dict[str, Tensor]:
     """Return this rank's parts of the sums over all ranks; what is complete already is the window's own. Collective."""
-    held = pending.window.sums[term]
-    mine = {name: held[name] if name in held else pending.zeros(name) for name in names}
-    return pending.placement.complete(mine)
+    sums = held.window.sums[term]
+    mine = {name: sums[name] if name in sums else held.zeros(name) for name in names}
+    return held.placement.complete(mine)
 
 
 def _plain(

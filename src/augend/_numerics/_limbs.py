@@ -52,13 +52,14 @@ def from_limbs(limbs: Sequence[int]) -> Moments:
     """Read what ``to_limbs`` wrote, or a sum of several such."""
     rows, *flags = limbs[: 1 + len(_FLAGS)]
     begin = 1 + len(_FLAGS)
-    sums = {}
+    sums: dict[str, Fraction] = {}
     for grid in _GRIDS:
         digits = limbs[begin : begin + grid.limbs]
         begin += grid.limbs
         integer = sum(digit << (_LIMB_BITS * place) for place, digit in enumerate(digits))
         sums[grid.name] = Fraction(integer, 1 << grid.bits)
-    return Moments(rows=rows, **sums, **{name: flag == 0 for name, flag in zip(_FLAGS, flags, strict=True)})
+    finite, by_row, known = (flag == 0 for flag in flags)
+    return Moments(rows=rows, finite=finite, by_row=by_row, known=known, **sums)
 
 
 def _digits(number: Fraction, grid: _Grid) -> list[int]:

@@ -14,8 +14,8 @@ _ROW: Final = 2**12  # elements summed by one chain of float64 additions
 _SAFE_LOW: Final = 2.0**-900  # below this, squares of float64 elements may have been lost to underflow
 _UNIT: Final = 2.0**-53
 
-# Squares (1 rounding), a chain of at most 2^12 additions, one rounding of the exact sum of a process and one of that
-# of all; the root halves it and rounds once more: (γ(2^12 + 1) + 2u) / 2 + u, γ(k) = k·u / (1 - k·u) (Higham 2002, §4.2).
+# Squares (1 rounding), a chain of at most 2^12 additions, one rounding of the exact sum of a process, one of that of
+# all; the root halves it and rounds once more: (γ(2^12 + 1) + 2u) / 2 + u, γ(k) = k·u / (1 - k·u) (Higham 2002, §4.2).
 NORM_RELATIVE_ERROR: Final = ((_ROW + 1) * _UNIT / (1 - (_ROW + 1) * _UNIT) + 2 * _UNIT) / 2 + _UNIT
 
 Gather = Callable[[Sequence[float]], Sequence[Sequence[float]]]

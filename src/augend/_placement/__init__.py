@@ -1,4 +1,4 @@
-"""Where parameters, gradients and sums lie: plain, replicated, sharded by FSDP2 or HSDP, split by tensor parallelism."""
+"""Where parameters, gradients and sums lie: plain, replicated, sharded by FSDP2 or HSDP, split by tensors."""
 
 from augend._placement._placement import Placement
 from augend._placement._recognise import place

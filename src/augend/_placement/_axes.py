@@ -84,6 +84,6 @@ class Axes:
         for (axes, _, _), names in kinds.items():
             flat = torch.cat([tensors[name].reshape(-1) for name in names])  # a copy
             self.reduce_(flat, axes, dist.ReduceOp.SUM)
-            for name, part in zip(names, flat.split([tensors[name].numel() for name in names]), strict=True):
+            for name, part in zip(names, torch.split(flat, [tensors[name].numel() for name in names]), strict=True):
                 result[name] = part.view(tensors[name].shape)
         return result

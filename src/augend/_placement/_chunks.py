@@ -70,7 +70,7 @@ class Chunks:
             for one in bucket:
                 if one.name in gradients:
                     flat = gradients[one.name].reshape(-1)
-                    for rank, part in enumerate(flat.split(one.elements)):
+                    for rank, part in enumerate(torch.split(flat, one.elements)):
                         every[rank, begin : begin + part.numel()].copy_(part)
                 begin += one.elements
             mine = torch.empty(size, **self._kind)  # type: ignore[call-overload]  # the same

@@ -1,8 +1,9 @@
 """FSDP2: the one file that knows what torch keeps private about ``fully_shard``.
 
-Used of it: per module ``_get_fsdp_state()._fsdp_param_groups``; per group ``fsdp_params``, ``mesh_info``, ``mp_policy``,
-the three switches and ``_partial_reduce_output``; per parameter ``sharded_param``, ``_unsharded_param``, ``sharded_size``
-and ``padded_sharded_param_size``. A probe at construction and a check of every layout fail loudly where that changes.
+Used of it: per module ``_get_fsdp_state()._fsdp_param_groups``; per group ``fsdp_params``, ``mesh_info``,
+``mp_policy``, the switches and ``_partial_reduce_output``; per parameter ``sharded_param``, ``_unsharded_param``,
+``sharded_size`` and ``padded_sharded_param_size``. A probe at construction and a check of every layout fail loudly
+where that changes.
 """
 
 from __future__ import annotations
@@ -80,9 +81,9 @@ class FullySharded:
         for name, group in self._groups.items():
             if not _sums(group):
                 raise PlacementError(
-                    f"module {name!r} does not add its ranks' gradients up any more: set_gradient_divide_factor, "
-                    "set_force_sum_reduction_for_comms, set_reduce_scatter_unused_params, set_requires_gradient_sync or "
-                    "set_requires_all_reduce was called on it after the Accumulator was made; leave these to it"
+                    f"module {name!r} does not add up its ranks' gradients now: one of set_gradient_divide_factor, "
+                    "set_force_sum_reduction_for_comms, set_reduce_scatter_unused_params, set_requires_gradient_sync "
+                    "and set_requires_all_reduce was called on it after the Accumulator was made; leave these to it"
                 )
 
     def canonical(self) -> dict[int, nn.Parameter]:
@@ -185,7 +186,7 @@ def _sums(group: Any) -> bool:
 
 
 def _is_hybrid(group: Any) -> bool:
-    return group.mesh_info.mesh.ndim > 1
+    return bool(group.mesh_info.mesh.ndim > 1)
 
 
 def _refuse_narrow(name: str, group: Any, work: torch.dtype) -> None:

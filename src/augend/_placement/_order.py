@@ -36,7 +36,7 @@ class ForwardOrder:
         self._names = list(modules)
         self._entered: list[int] = []
         self._own = False  # a recomputation inside our backward is none of the user's forwards
-        note = weakref.WeakMethod(self._note)
+        note: weakref.WeakMethod[Callable[[int], None]] = weakref.WeakMethod(self._note)
         handles = [
             module.register_forward_pre_hook(_hook(note, index))
             for index, module in enumerate(modules.values())
@@ -79,9 +79,8 @@ class ForwardOrder:
         here, there = ((one[differ] if differ < len(one) else "no further one") for one in (paths[0], paths[other]))
         raise UnusedError(
             f"before {what}, rank 0 went through the sharded module {here!r} where rank {other} went through {there!r}: "
-            "torch has mixed up their weights and gradients. Every rank must call the same sharded modules in the same "
-            "order; where one has no rows for a module, it calls it with none: "
-            "y = torch.cat([y, module(x[:0])])"
+            "torch has mixed up their weights and gradients. Every rank must call the same sharded modules in one "
+            "order; where a rank has no rows for a module, it calls it with none: y = torch.cat([y, module(x[:0])])"
         )
 
     def _note(self, index: int) -> None:

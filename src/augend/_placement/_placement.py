@@ -46,6 +46,7 @@ class Placement:
         places: Mapping[str, Place],
         axes: Axes,
         group: Group,
+        *,
         fsdp: FullySharded | None,
         chunks: Chunks | None,
     ) -> None:
@@ -153,7 +154,9 @@ class Placement:
         """
         dealt = {name: part for name, part in parts.items() if self.dealt(name)}
         wholes = {} if self._chunks is None else self._chunks.gather(dealt)
-        return {name: wholes[name] if name in wholes else self._places[name].spread(part) for name, part in parts.items()}
+        return {
+            name: wholes[name] if name in wholes else self._places[name].spread(part) for name, part in parts.items()
+        }
 
     def spread(self, name: str, part: Tensor) -> Tensor:
         """Return this rank's part of a complete sum as a tensor that others can place anew; shares memory."""
@@ -222,8 +225,8 @@ class Placement:
         error = None
         if different is not None:
             error = ContractError(
-                f"parameter {different!r} is not the same on all ranks that hold it; build the model from one seed, load "
-                "one checkpoint, or broadcast it, before the Accumulator is made"
+                f"parameter {different!r} is not the same on all ranks that hold it; build the model from one seed, "
+                "load one checkpoint, or broadcast it, before the Accumulator is made"
             )
         self.group.agree("the comparison of replicas", error)
 

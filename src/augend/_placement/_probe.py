@@ -46,8 +46,8 @@ def _prove(group: object, work: torch.dtype) -> None:
     found = [float(value) for part in taken.parts for value in part.reshape(-1)]
     if taken.used != ["weight"] or any(value != expected for value in found):
         raise PlacementError(
-            f"a gradient of 1 on each of {expected:.0f} ranks came back as {found} (used: {taken.used}): this torch does "
-            "not add up where augend asks it to; use a release that augend was tested with"
+            f"a gradient of 1 on each of {expected:.0f} ranks came back as {found} (seen before: {taken.used}): this "
+            "torch does not add up where augend asks it to; use a release that augend was tested with"
         )
 
 

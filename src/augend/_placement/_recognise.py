@@ -60,9 +60,10 @@ def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, work: torch.dtype)
     if full is not None and not sharded and sync == "every" and axes.share()[1] > 1 and not axes.tensor:
         chunks, over = _chunked(trained, full, work)
     places = group.agreed(
-        "the look at the parameters", lambda: {name: _place(name, one, axes, fsdp, over) for name, one in trained.items()}
+        "the look at the parameters",
+        lambda: {name: _place(name, one, axes, fsdp, over) for name, one in trained.items()},
     )
-    return Placement(inner, places, axes, group, fsdp, chunks)
+    return Placement(inner, places, axes, group, fsdp=fsdp, chunks=chunks)
 
 
 def _looked_at(model: nn.Module, mesh: Mesh | None, sync: Sync) -> tuple[nn.Module, dict[str, FSDPModule], Mesh | None]:
@@ -136,9 +137,7 @@ def _data_axes(
     if full is None:
         return ()
     data = {name for module in sharded.values() for one in meshes_of(module) for name in _known(one, full)}
-    known = {
-        name for one in parameters.values() if (lies := placed(one)) is not None for name in _known(lies[0], full)
-    }
+    known = {name for one in parameters.values() if (lies := placed(one)) is not None for name in _known(lies[0], full)}
     return tuple(name for name in axis_names(full) if name in data or name not in known)
 
 
@@ -146,9 +145,7 @@ def _known(mesh: Mesh, full: Mesh) -> tuple[str, ...]:
     return axis_names(full) if mesh == full else axis_names(mesh)
 
 
-def _chunked(
-    trained: Mapping[str, nn.Parameter], full: Mesh, work: torch.dtype
-) -> tuple[Chunks, Mesh]:
+def _chunked(trained: Mapping[str, nn.Parameter], full: Mesh, work: torch.dtype) -> tuple[Chunks, Mesh]:
     """Return who deals the sums of replicated parameters, and the one axis that they are dealt along."""
     over = full if full.ndim == 1 else full._flatten()  # noqa: SLF001  # torch's documented name for it
     shapes = {name: one.shape for name, one in trained.items() if one.dim()}

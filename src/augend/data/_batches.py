@@ -43,7 +43,8 @@ class Batches:
         shuffle: Whether each epoch has an order of its own; the order of the rows if not.
         epochs: How many; None for ever.
         drop_last: Whether rows that do not fill a batch are left out of an epoch (others in each epoch).
-        mesh: None for the default process group, or one process alone.
+        mesh: The axes whose ranks share a batch, not those of tensor parallelism; None for the default process group,
+            or one process alone.
         seed_random: Whether random state is seeded as said above. If not, a map-style dataset with
             ``__getitems__`` is asked for all rows of a micro-batch at once, and nothing is seeded.
         loader: ``collate_fn``, ``num_workers``, ``pin_memory``, ``prefetch_factor``, ``worker_init_fn`` and so on, as
@@ -134,6 +135,11 @@ class Batches:
         ``for epoch in range(data.current_epoch, epochs)`` does after a resume what was still to do behind its end.
         """
         return self._plan.epoch_of(self._position.step)
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The axes whose ranks share each batch; None for the default process group."""
+        return self._mesh
 
     @property
     def owners(self) -> tuple[object | None, ...]:
