@@ -15,7 +15,7 @@ from torch import Tensor
 
 from augend._checkpoint._chunks import Layout, empty
 from augend._checkpoint._collection import Parts
-from augend._checkpoint._manifest import STATE_FILE, Manifest, TensorRecord
+from augend._checkpoint._manifest import STATE_FILE, Manifest, TensorRecord, random_file
 from augend._checkpoint._parts import Commit, Part, commit_all
 from augend._checkpoint._position import Position
 from augend._checkpoint._random import prepare_random
@@ -77,8 +77,9 @@ def prepare_all(path: Path, manifest: Manifest, parts: Parts, group: Group) -> C
 
     def rest() -> tuple[Commit, Commit]:
         with _loading():
-            own = state["random"][group.rank if group.rank < len(state["random"]) else 0]
-            restore_random = prepare_random(own)
+            own = random_file(group.rank)
+            random = _read_json(path, own) if own in manifest.files else state["random"][0]
+            restore_random = prepare_random(random)
             with _understood(f"{path}: the order of the accumulators"):
                 return parts.prepare_ordinals(state["ordinals"]), restore_random
 
@@ -159,12 +160,16 @@ def _read(
     return targets
 
 
-def _read_state(path: Path, manifest: Manifest) -> dict[str, Any]:
-    with plain_file(path / STATE_FILE) as file:
+def _read_json(path: Path, name: str) -> Any:
+    with plain_file(path / name) as file:
         try:
-            state = json.load(file)
+            return json.load(file)
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path / STATE_FILE} cannot be read: {error!r:.200}") from error
+            raise CheckpointError(f"{path / name} cannot be read: {error!r:.200}") from error
+
+
+def _read_state(path: Path, manifest: Manifest) -> dict[str, Any]:
+    state = _read_json(path, STATE_FILE)
     match state:
         case {"parts": dict(parts), "random": [_, *_], "ordinals": dict()} if parts.keys() == manifest.parts.keys():
             return {**state}

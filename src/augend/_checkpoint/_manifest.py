@@ -19,7 +19,10 @@ _FORMAT: Final = "augend checkpoint"
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Weight = Annotated[float, msgspec.Meta(ge=0)]
 PartName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
-FilePath = Annotated[str, msgspec.Meta(pattern=r"^(state\.json|[A-Za-z_][A-Za-z0-9_]*/[A-Za-z0-9_-]+\.safetensors)\Z")]
+FilePath = Annotated[
+    str,
+    msgspec.Meta(pattern=r"^(state\.json|random-[0-9]{5,}\.json|[A-Za-z_][A-Za-z0-9_]*/[A-Za-z0-9_-]+\.safetensors)\Z"),
+]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
@@ -75,6 +78,11 @@ class Manifest:
     files: dict[FilePath, FileRecord]
     format: Literal["augend checkpoint"] = _FORMAT
     version: Whole = VERSION
+
+
+def random_file(rank: int) -> str:
+    """Return the name of the file with a rank's random state, where it is not that of rank 0."""
+    return f"random-{rank + 1:05d}.json"
 
 
 def record_of(content: bytes) -> FileRecord:

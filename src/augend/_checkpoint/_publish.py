@@ -16,7 +16,7 @@ import torch
 
 from augend._checkpoint._directory import check_owner, prune, sweep, unfinished
 from augend._checkpoint._files import Files, remove_tree, write_file
-from augend._checkpoint._manifest import FILE, STATE_FILE, FileRecord, Manifest, record_of, to_bytes
+from augend._checkpoint._manifest import FILE, STATE_FILE, FileRecord, Manifest, random_file, record_of, to_bytes
 from augend._checkpoint._ranks import first_alone
 from augend._checkpoint._save import Snapshot
 from augend._checkpoint._storage import shard_name, write_part
@@ -93,11 +93,16 @@ class _Save:
 
     def write(self) -> dict[str, FileRecord]:
         """Write this rank's files, and return what they are."""
-        place, records = self._place, {}
+        place, rank = self._place, self._place.group.rank
+        records: dict[str, FileRecord] = {}
         with self._told():
+            if self._snapshot.own_random is not None:
+                text = json.dumps(self._snapshot.own_random, allow_nan=False).encode()
+                write_file(place.files, self.begun / random_file(rank), text)
+                records[random_file(rank)] = record_of(text)
             for part, chunks in self._snapshot.chunks.items():
                 if chunks:
-                    name = f"{part}/{shard_name(place.group.rank)}"
+                    name = f"{part}/{shard_name(rank)}"
                     records[name] = write_part(place.files, self.begun / name, chunks)
                     place.files.fsync_directory(self.begun / part)
         return records

@@ -33,7 +33,8 @@ class Snapshot:
         position: Where the run is.
         count: Items in the open batch of the first accumulator.
         updates: Steps that it has taken.
-        state: All that is no tensor; the same on all ranks.
+        state: All that is no tensor; but for the random state, the same on all ranks.
+        own_random: The random state of a rank after the first, where the ranks' differ.
         chunks: The parts of tensors that this rank writes, by part and name; on the CPU.
         parts: What is saved, of all ranks together.
     """
@@ -42,6 +43,7 @@ class Snapshot:
     count: int | float
     updates: int
     state: dict[str, Any]
+    own_random: dict[str, Any] | None
     chunks: dict[str, dict[str, Chunk]]
     parts: dict[str, PartRecord]
 
@@ -84,11 +86,14 @@ def take_snapshot(parts: Parts, group: Group) -> Snapshot:
     texts = {f"the part {name}": json.dumps([one.plain, _plain(one)]) for name, one in all_parts.items()}
     check_equal(group, "a save", {**texts, "the order of the accumulators": json.dumps(state["ordinals"])})
     updates = next((accumulator.updates for accumulator in accumulators.values()), 0)
+    random = capture_random()
+    shared = all_equal(group, "every rank's random state", fingerprint(json.dumps(random)))
     return Snapshot(
         position=position_of(batches, list(states.values()), updates),
         count=next((accumulator.state.count for accumulator in accumulators.values()), 0),
         updates=updates,
-        state={"random": _random(group), **state},
+        state={"random": [random], **state},
+        own_random=None if shared or group.rank == 0 else random,
         chunks=_written_here(all_parts, group),
         parts={name: one.record for name, one in all_parts.items()},
     )
@@ -130,14 +135,6 @@ def _plain(one: _Captured) -> list[Any]:
     """Return what must be the same on all ranks of a part's tensors."""
     tensors = {key: [tensor.dtype, tensor.shape] for key, tensor in one.record.tensors.items()}
     return [one.record.kind, tensors, one.record.parameters]
-
-
-def _random(group: Group) -> list[Any]:
-    """Return every rank's random state; one for all where they are equal."""
-    mine = json.dumps(capture_random())
-    if all_equal(group, "every rank's random state", fingerprint(mine)):
-        return [json.loads(mine)]
-    return [json.loads(one) for one in group.exchange("every rank's random state", mine.encode())]
 
 
 def _written_here(parts: Mapping[str, _Captured], group: Group) -> dict[str, dict[str, Chunk]]:
