@@ -14,6 +14,7 @@ from augend import Estimate
 from augend._fit import Begin, End, Step, Validation
 from augend._fit._told import Told
 from augend.errors import StateError
+from augend.metrics import Ranks
 
 FLOATS = st.floats()  # nan and the infinities too
 COUNTS = st.integers(0, 2**63 - 1) | st.floats(0, 1e300)
@@ -39,7 +40,7 @@ def validation(number: int, **changes) -> Validation:
 
 def told(events) -> Told:
     """Tell events to nobody."""
-    history = Told(())
+    history = Told((), Ranks())
     for event in events:
         history(event)
     return history
@@ -68,7 +69,7 @@ def histories(draw) -> Told:
 @given(histories())
 def test_a_history_is_read_back_exactly(history):
     """Every number comes back with its type and bits, infinities too, a nan as nan, and every name in its place."""
-    read = Told(())
+    read = Told((), Ranks())
     read.load_state_dict(history.state_dict())
     assert said(history) == said(read)
     assert all(
@@ -82,7 +83,7 @@ def test_a_history_is_read_back_exactly(history):
 def test_a_loaded_history_goes_on_as_one_that_was_told(history, more):
     """What is told after a load is saved as if all had been told in one process; nothing of the load is told."""
     heard: list[object] = []
-    read = Told([heard.append])
+    read = Told([heard.append], Ranks())
     read.load_state_dict(history.state_dict())
     assert [] == heard
     last = history.steps[-1] if history.steps else step(-1)
@@ -120,15 +121,15 @@ def test_a_step_is_encoded_once():
 def test_nothing_told_is_a_state_too():
     """The state of an empty history loads, and empties another."""
     history = told([step(0), validation(0)])
-    history.load_state_dict(Told(()).state_dict())
-    assert said(Told(())) == said(history)
+    history.load_state_dict(Told((), Ranks()).state_dict())
+    assert said(Told((), Ranks())) == said(history)
     assert 0 == history.state_dict()["steps"].numel()
 
 
 def test_events_are_kept_and_handed_on():
     """Begin and End are handed on and not kept; end() returns what was told."""
     heard: list[object] = []
-    history = Told([heard.append])
+    history = Told([heard.append], Ranks())
     events = [Begin(steps=1), step(0), validation(0)]
     for event in events:
         history(event)
@@ -225,6 +226,6 @@ def test_what_is_no_history_is_refused_by_line_and_field(state, says):
 def test_the_changes_of_these_tests_start_from_a_state_that_loads():
     """Unchanged, each of the states that were refused above is taken."""
     for state in (changed(), with_line(1), with_validation()):
-        history = Told(())
+        history = Told((), Ranks())
         history.load_state_dict(state)
         assert 3 == len(history.steps) == history.steps[-1].update

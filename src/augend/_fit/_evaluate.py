@@ -14,7 +14,7 @@ from augend import Estimate, Mean, Tally
 from augend._fit._random import undisturbed
 from augend.data import Batches, Microbatch
 from augend.errors import ContractError, TallyError
-from augend.metrics import Metric
+from augend.metrics import Metric, Ranks
 
 LossFunction: TypeAlias = Callable[[nn.Module, Microbatch], Tally | Mapping[str, Tally]]
 MetricFunction: TypeAlias = Callable[[nn.Module, Microbatch], Tally | Metric]
@@ -28,11 +28,14 @@ def evaluate(
     *,
     loss: LossFunction | None = None,
     metrics: Mapping[str, MetricFunction] = NO_METRICS,
+    ranks: Ranks | None = None,
 ) -> dict[str, Estimate]:
     """Measure a model on every row of ``data`` once, in the order of the source, in eval mode, without gradients.
 
     The pass is its own: the position of ``data`` does not move. Random state (torch on every device, ``random``,
     numpy) and the train/eval mode of every submodule are put back, also after an exception.
+
+    Collective over the ranks that share ``data``: each measures its micro-batches, and all return the same.
 
     Args:
         model: The model. Buffers that its forward changes even in eval mode stay changed.
@@ -40,18 +43,23 @@ def evaluate(
             model itself returns for a row.
         loss: ``loss(model, microbatch)`` returns a ``Tally``, or one for each named term.
         metrics: Each ``metric(model, microbatch)`` returns a ``Tally``, or a ``Mean``, ``Accuracy`` or ``Perplexity``
-            made for this micro-batch alone; they are merged into a copy, and stay as they are.
+            made for this micro-batch alone; they are merged into a copy, and stay as they are. What comes of a
+            filler is left out.
+        ranks: The ranks that share ``data``, for many calls; None finds them anew, which on several ranks takes a
+            process group more for each call.
 
     Returns:
         An ``Estimate`` for each loss term (``"loss"`` for a plain tally), then for each metric.
 
     Raises:
-        ContractError: ``data`` is no ``Batches``, there is nothing to measure, two things have one name, or a function
-            returns the metric that it returned before.
+        ContractError: ``data`` is no ``Batches``, there is nothing to measure, two things have one name, a function
+            returns the metric that it returned before, or ranks measure different things.
+        LostRankError: A rank is gone, or did not come in time.
         TallyError: A tally has other rows than its micro-batch (0-d tallies are allowed).
 
     Numerics:
-        Given the same per-row totals and counts, the same bits for every ``batch_size`` and ``microbatch_size``.
+        Given the same per-row totals and counts, the same bits for every ``batch_size`` and ``microbatch_size`` and
+        any number of ranks.
 
     Example:
         >>> import torch
@@ -65,8 +73,10 @@ def evaluate(
     check_batches("data", data)
     if loss is None and not metrics:
         raise ContractError("nothing to measure; give loss=, metrics=, or both")
+    ranks = Ranks(data.mesh) if ranks is None else ranks
     held: dict[str, Metric] = {}
     latest: dict[str, Metric] = {}
+    own = False  # whether a row of this rank counts: what stands in held before that only says of which kind it is
     with undisturbed(model), torch.no_grad():
         model.eval()
         for batch in data.fresh():
@@ -76,9 +86,13 @@ def evaluate(
                     if metric is latest.get(name):
                         remedy = "return a new metric for each micro-batch"
                         raise ContractError(f"{name!r} returned the same {type(metric).__name__} again; {remedy}")
-                    held[name] = held[name].merge(metric) if name in held else copy.deepcopy(metric)
+                    if microbatch.real_rows and own:
+                        held[name].merge(metric)
+                    elif microbatch.real_rows or name not in held:
+                        held[name] = copy.deepcopy(metric)
+                own = own or microbatch.real_rows > 0
                 latest = measured
-    return {name: metric.compute() for name, metric in held.items()}
+    return {name: metric.compute() for name, metric in ranks.merge(held, own=own).items()}
 
 
 def check_batches(name: str, data: object) -> None:

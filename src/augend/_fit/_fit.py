@@ -18,6 +18,7 @@ from augend._fit._told import Told
 from augend._fit._training import HeldOut, Training, Unkept
 from augend.data import Batches
 from augend.errors import ContractError
+from augend.metrics import Ranks
 
 
 def fit(
@@ -43,7 +44,8 @@ def fit(
 ) -> History:
     """Train ``model`` on ``data``, in the train/eval mode it is in, and tell what happened.
 
-    Collective: every rank, with equal arguments.
+    Collective: every rank, with equal arguments. What is returned is equal on all of them, and listeners are called
+    on the first one alone.
 
     Args:
         model: The model; its parameters are changed in place.
@@ -69,7 +71,7 @@ def fit(
         accumulator: What sums the gradients; None takes the checkpoint's, or makes ``Accumulator(model)``. Needed for
             named terms, for other than float32 sums, and to go on with the random draws and the schedule of an
             earlier call.
-        listeners: Called with every ``Begin``, ``Step``, ``Validation`` and ``End``, in order.
+        listeners: Called on rank 0 with every ``Begin``, ``Step``, ``Validation`` and ``End``, in order.
         compile: Whether to run the model, and nothing else, through ``torch.compile``.
         empty: What a batch without any supervised item does: raise, or skip the update.
         nonfinite: What an inf or a nan in the summed gradients does: raise, or skip the update.
@@ -103,7 +105,7 @@ def fit(
         raise ContractError(f"checkpoint must be an augend.Checkpoint; got {checkpoint!r:.80}")
     _check_validation(validation, validate_every, patience)
     every = data.steps_per_epoch if validate_every is None else validate_every
-    told = Told(listeners)
+    told = Told(listeners, Ranks(data.mesh))
     with (
         _accumulating(model, data, accumulator or _accumulator_of(checkpoint)) as grads,
         _kept(checkpoint, told, limit, model=model, optimizer=optimizer, grads=grads, data=data) as keeper,
@@ -151,7 +153,7 @@ def _kept(
 ) -> Iterator[Checkpoint | Unkept]:
     """Go on from the latest checkpoint, tell where training begins, and save what it came to."""
     if checkpoint is None:
-        told(Begin(steps=limit))
+        told(Begin(steps=limit, world=told.ranks.world))
         yield Unkept()
         return
     with checkpoint.attached(**parts, data=data, history=told):
@@ -167,6 +169,7 @@ def _kept(
                 history=earlier if begun else None,
                 restarts=checkpoint.restarts,
                 position=position,
+                world=told.ranks.world,
             )
         )
         yield checkpoint

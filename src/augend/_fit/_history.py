@@ -106,12 +106,14 @@ class Begin:
             checkpoint, which is to say that nobody knows.
         restarts: How often the checkpoint's directory was gone on from, this time included.
         position: Where training goes on; None where it begins.
+        world: How many ranks train together.
     """
 
     steps: int
     history: History | None = None
     restarts: int = 0
     position: Position | None = None
+    world: int = 1
 
 
 @final

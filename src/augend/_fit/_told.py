@@ -13,6 +13,7 @@ from torch import Tensor
 from augend._fit._history import End, Event, History, Listener, Step, Validation
 from augend._fit._records import line_of, plain_of, step_of, validation_of
 from augend.errors import StateError
+from augend.metrics import Ranks
 
 _VERSION: Final = 1
 _KEYS: Final = ("steps", "validations", "version")
@@ -25,15 +26,17 @@ class Told:
     A step is encoded once, when it is told, so that a save in a long run costs one copy of bytes.
 
     Args:
-        listeners: Who is told.
+        listeners: Who is told, by the first rank.
+        ranks: Who trains together.
     """
 
-    def __init__(self, listeners: Iterable[Listener]) -> None:
+    def __init__(self, listeners: Iterable[Listener], ranks: Ranks) -> None:
+        self.ranks = ranks
         self.steps: list[Step] = []
         self.validations: list[Validation] = []
         self._lines = bytearray()
         self._plain: list[dict[str, object]] = []
-        self._listeners = tuple(listeners)
+        self._listeners = tuple(listeners) if ranks.rank == 0 else ()
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Step):

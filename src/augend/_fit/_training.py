@@ -17,6 +17,8 @@ from augend._fit._history import Step, Validation
 from augend._fit._told import Told
 from augend.data import Batch, Batches, Microbatch
 
+_UNTIL_ALL_KNOW: Final = 2  # ranks tell each other of a request in one save_if_due, and stop in the next
+
 
 @final
 class Unkept:
@@ -102,7 +104,9 @@ class Training:
             self.keeper.save_if_due()
         if self.schedule is not None:
             schedules.apply(self.optimizer, self.schedule, self.grads.updates)
-        step = step_of(batch, self.finish(), self.optimizer, perf_counter() - begun)
+        done = self.finish()
+        (seconds,) = self.told.ranks.from_first([perf_counter() - begun])
+        step = step_of(batch, done, self.optimizer, seconds)
         self.told(step)
         self.keeper.save_if_due()
         return step
@@ -121,17 +125,18 @@ class Training:
         """Measure the held-out rows; a request to stop leaves it as if not begun, and ends in ``save_if_due``."""
 
         def loss(model: nn.Module, microbatch: Microbatch) -> Tally | Mapping[str, Tally]:
-            if self.keeper.stop_requested:
+            if self.told.ranks.any(self.keeper.stop_requested):
                 raise _StoppedError
             return self.loss(model, microbatch)
 
         begun = perf_counter()
         try:
-            estimates = evaluate(self.model, held_out.rows, loss=loss, metrics=held_out.metrics)
+            estimates = evaluate(self.model, held_out.rows, loss=loss, metrics=held_out.metrics, ranks=self.told.ranks)
         except _StoppedError:
-            self.keeper.save_if_due()
+            for _ in range(_UNTIL_ALL_KNOW):
+                self.keeper.save_if_due()
         else:
-            seconds = perf_counter() - begun
+            (seconds,) = self.told.ranks.from_first([perf_counter() - begun])
             self.told(Validation(step=step.step, epoch=step.epoch, estimates=estimates, seconds=seconds))
 
 

@@ -24,8 +24,8 @@ def json_lines(path: Path) -> Listener:
     A step's line has ``step, epoch, loss, loss_error, count, rows, norm, scale, skipped, update, lr, seconds, world,
     restarts, memory_bytes``, and ``losses`` where there are several terms. A validation's line has ``step, epoch,
     seconds`` and ``validation``, an object with ``value, error, count`` for each name. JSON has no nan and no inf:
-    both are written as null, which is "undefined", never 0. ``memory_bytes`` is the accelerator's peak where one was
-    used, else the peak of the process.
+    both are written as null, which is "undefined", never 0. ``world`` is the number of ranks, and ``memory_bytes`` the
+    accelerator's peak where one was used, else the peak of the process; of several ranks, that of the first one.
 
     Where training goes on from a checkpoint, the file is first cut back to what the checkpoint knows: every step and
     validation of its history has one line, and no other has any. Lines that were lost with the machine are written
@@ -45,14 +45,15 @@ class _JsonLines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._restarts = 0
+        self._world = 1
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Begin):
-            self._restarts = event.restarts
+            self._restarts, self._world = event.restarts, event.world
             if event.history is not None:
-                cut_back(self._path, _lines_of(event.history, event.restarts), first_step=_first_step(event))
+                cut_back(self._path, _lines_of(event.history, event), first_step=_first_step(event))
         elif isinstance(event, Step):
-            self._append(_of_step(event, self._restarts, _peak_memory_bytes()))
+            self._append(_of_step(event, self._restarts, self._world, _peak_memory_bytes()))
         elif isinstance(event, Validation):
             self._append(_of_validation(event))
 
@@ -68,18 +69,18 @@ def _first_step(begin: Begin) -> int:
     return 0 if begin.position is None else begin.position.step
 
 
-def _lines_of(history: History, restarts: int) -> list[dict[str, Any]]:
+def _lines_of(history: History, begin: Begin) -> list[dict[str, Any]]:
     """Return a line for every step and validation, in the order in which they were told."""
     validations = {validation.step: validation for validation in history.validations}
     lines = []
     for step in history.steps:
-        lines.append(_of_step(step, restarts, None))
+        lines.append(_of_step(step, begin.restarts, begin.world, None))
         if step.step in validations:
             lines.append(_of_validation(validations[step.step]))
     return lines
 
 
-def _of_step(step: Step, restarts: int, memory_bytes: int | None) -> dict[str, Any]:
+def _of_step(step: Step, restarts: int, world: int, memory_bytes: int | None) -> dict[str, Any]:
     line: dict[str, Any] = {
         "step": step.step,
         "epoch": step.epoch,
@@ -93,7 +94,7 @@ def _of_step(step: Step, restarts: int, memory_bytes: int | None) -> dict[str, A
         "update": step.update,
         "lr": _number(step.lr),
         "seconds": step.seconds,
-        "world": 1,
+        "world": world,
         "restarts": restarts,
         "memory_bytes": memory_bytes,
     }
