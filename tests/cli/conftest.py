@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from augend import Checkpoint
-from augend._cli._build import build_rows, build_training
+from augend._cli._build import build_model, build_rows, build_training
 from augend._cli._directory import keep_config
 from augend._config import read
 
@@ -195,8 +195,9 @@ def saved(folder) -> Path:
     directory.mkdir(parents=True)
     run = read(Path("linear.toml"))
     keep_config(directory, run)
-    training = build_training(run, build_rows(run))
-    model = training.model
+    rows = build_rows(run)
+    model = build_model(run, rows.source)
+    training = build_training(run, rows, model)
     with Checkpoint(directory / "checkpoints", keep=3, model=model, optimizer=training.optimizer) as checkpoint:
         for value in (1.0, 2.0, 3.0):
             with torch.no_grad():

@@ -16,7 +16,7 @@ import torch
 
 from augend import __version__
 from augend._cli import main
-from augend._cli._build import build_model, build_rows, build_training
+from augend._cli._build import batches, build_model, build_rows
 from augend._cli._trial import try_out
 from augend._config import Setting, read
 from augend.errors import CheckpointError
@@ -167,7 +167,7 @@ def test_check_says_undefined_where_a_mean_is_none(folder, capsys):
         (["linear.toml", "--set", "optimizer.lr=inf"], ["optimizer.lr = inf", "finite", "lr = 0.001"]),
         (["linear.toml", "--set", "steps=many"], ["steps = 'many'", "expected int"]),
         (["linear.toml", "--set", "steps"], ["--set steps", "optimizer.lr=3e-4"]),
-        (["linear.toml", "--ranks", "4"], ["parallel.ranks = 4", "set 1"]),
+        (["linear.toml", "--ranks", "0"], ["parallel.ranks = 0", "int >= 1"]),
         (["linear.toml", "--set", "optimizer.name=adamv"], ["optimizer.name = 'adamv'", "did you mean adam?"]),
         (["linear.toml", "--set", "optimizer.betaz=1"], ["optimizer.betaz = 1", "did you mean betas?"]),
         (["linear.toml", "--set", "optimizer.weight_decay=-1"], ["optimizer.weight_decay = -1: ", "leave it out"]),
@@ -268,8 +268,8 @@ def test_trying_out_leaves_no_trace(folder):
     """The trial before training changes no weight, buffer, mode, or random state, and no position in the data."""
     run = read(Path("linear.toml"), [Setting(("model", "name"), "nets_of_the_cli:noisy")])
     rows = build_rows(run)
-    training = build_training(run, rows)
-    model = training.model
+    model = build_model(run, rows.source)
+    data = batches(run, rows.source, rows.train)
     model.layer.train()
 
     def state() -> list[object]:
@@ -279,9 +279,9 @@ def test_trying_out_leaves_no_trace(folder):
         return [weights, modes, torch.get_rng_state().tolist(), random.getstate(), legacy]
 
     before = state()
-    try_out(run, rows.source, model, training.data)
+    try_out(run, rows.source, model, data)
     assert before == state()
-    assert 0 == training.data.state_dict()["step"]
+    assert 0 == data.state_dict()["step"]
 
 
 def test_rows_that_only_could_be_too_long_are_taken(folder):

@@ -331,9 +331,9 @@ def test_what_is_no_run_is_refused(folder, capsys):
 
 
 def test_ranks_are_those_of_fit(whole, capsys):
-    """--ranks says the same as in fit: more than this version has are refused, one is taken."""
-    assert 2 == main(["resume", "whole", "--ranks", "2"])
-    assert "whole/config.toml: parallel.ranks = 2: " in capsys.readouterr().err
+    """--ranks says the same as in fit: none at all are refused, one is this process."""
+    assert 2 == main(["resume", "whole", "--ranks", "0"])
+    assert "whole/config.toml: parallel.ranks = 0: " in capsys.readouterr().err
     assert 0 == main(["resume", "whole", "--ranks", "1"])
 
 

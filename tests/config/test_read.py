@@ -22,7 +22,7 @@ MISTAKES = [
     ("", "[checkpoint]\nevery_seconds = 0", [], ["checkpoint.every_seconds = 0", "float > 0", "every_seconds = 60.0"]),
     ("", "[checkpoint]\nevery_seconds = inf", [], ["checkpoint.every_seconds = inf", "expected a finite float"]),
     ("", "[step]\nmax_nrm = 1.0", [], ["step.max_nrm = 1.0", "unknown key", "did you mean max_norm"]),
-    ("", '[parallel]\nmode = "fsdp"', [], ["parallel.mode = 'fsdp'", "unknown key", "known here: ranks"]),
+    ("", "[parallel]\nrank = 2", [], ["parallel.rank = 2", "unknown key", "did you mean ranks", "mode, ranks, replicas"]),
     ('steps = "many"', "", [], ["steps = 'many'", "expected int, got str", "for example steps = 400"]),
     ("steps = 1.5", "", [], ["steps = 1.5", "expected int, got float"]),
     ("batch_size = true", "", [], ["batch_size = true", "expected int, got bool", "for example batch_size = 64"]),
@@ -41,7 +41,14 @@ MISTAKES = [
     ("", '[accumulator]\ndtype = "exact"', [], ["accumulator.dtype = 'exact'", "one of 'float32', 'float64'"]),
     ("", "[accumulator]\nloss_scale = 0", [], ["accumulator.loss_scale = 0", "expected float > 0"]),
     ("", '[step]\nnonfinite = "ignore"', [], ["step.nonfinite = 'ignore'", "one of 'raise', 'skip'"]),
-    ("", "[parallel]\nranks = 8", [], ["parallel.ranks = 8", "set 1"]),
+    ("", '[parallel]\nmode = "ddp"', [], ["parallel.mode = 'ddp'", "one of 'replicated', 'fsdp', 'hsdp'"]),
+    ("", "[parallel]\nreplicas = 2", [], ["parallel.replicas = 2", "'fsdp' has no such key", "'hsdp'"]),
+    ("", "", ["parallel.mode=replicated", "parallel.replicas=2"], ["parallel.replicas = 2", "'replicated' has no such"]),
+    ("", '[parallel]\nranks = 3\nmode = "hsdp"', [], ["parallel.ranks = 3", "replicas = 2", "a multiple of it"]),
+    ("", "", ["parallel.ranks=2", "parallel.mode=hsdp", "parallel.replicas=4"], ["parallel.ranks = 2", "replicas = 4"]),
+    ("", "[parallel]\nreplicas = 0", [], ["parallel.replicas = 0", "expected int >= 1", "for example replicas = 2"]),
+    ("", "[parallel]\ntimeout_seconds = 0", [], ["timeout_seconds = 0", "expected float >= 1", "timeout_seconds = 30.0"]),
+    ("", "[parallel]\ntimeout_seconds = inf", [], ["timeout_seconds = inf", "expected float <= 1000000"]),
     ("", "[parallel]\nranks = 0", [], ["parallel.ranks = 0", "expected int >= 1"]),
     ("steps = 4\nepochs = 2", "", [], ["steps = 4", "epochs = 2", "keep one"]),
     ("", "[validate]\nevery_steps = 0", [], ["validate.every_steps = 0", "expected int >= 1", "every_steps = 100"]),
@@ -114,8 +121,17 @@ def test_every_key_but_model_and_data_has_a_default(tmp_path):
     run = read(written(tmp_path, LEAST))
     assert (None, 1, 64, 8) == (run.steps, run.epochs, run.batch_size, run.microbatch_size)
     assert ("adamw", 1e-3, "constant") == (run.optimizer.name, run.optimizer.lr, run.schedule.name)
-    assert ("float32", None, 1) == (run.accumulator.dtype, run.step.max_norm, run.parallel.ranks)
+    assert ("float32", None) == (run.accumulator.dtype, run.step.max_norm)
+    parallel = run.parallel
+    assert (1, "fsdp", None, 30.0) == (parallel.ranks, parallel.mode, parallel.replicas, parallel.timeout_seconds)
     assert (60.0, None, 2) == (run.checkpoint.every_seconds, run.checkpoint.every_steps, run.checkpoint.keep)
+
+
+@pytest.mark.parametrize(("table", "expected"), [("ranks = 4", 2), ("ranks = 1", 2), ("ranks = 9\nreplicas = 3", 3)])
+def test_hsdp_has_two_copies_unless_others_are_asked_for(tmp_path, table, expected):
+    """mode = "hsdp" alone means replicas = 2; one rank is not divided by them, because the mode then means nothing."""
+    run = read(written(tmp_path, f'{LEAST}[parallel]\nmode = "hsdp"\n{table}'))
+    assert expected == run.parallel.replicas
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, 1), (7, 7), (8, 8), (500, 8)])

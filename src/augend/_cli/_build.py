@@ -101,13 +101,14 @@ def build_model(run: RunFile, source: sources.Source) -> nn.Module:
     return model
 
 
-def build_training(run: RunFile, rows: Rows) -> Training:
-    """Build all that ``fit`` needs.
+def build_training(run: RunFile, rows: Rows, model: nn.Module) -> Training:
+    """Build all that ``fit`` needs around a model, which lies where it is to be trained.
+
+    Collective.
 
     Raises:
         ConfigError: A name or an argument of the run file cannot be used.
     """
-    model = build_model(run, rows.source)
     data = batches(run, rows.source, rows.train)
     steps = run.steps if run.steps is not None else (run.epochs or 1) * data.steps_per_epoch
     return Training(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import final
 
 import typer
+from torch import nn
 
-from augend import Batches, Checkpoint, History, Position
+from augend import Batches, Checkpoint, History, Position, Tally
 from augend import fit as augend_fit
 from augend._cli._build import Rows, Training
 from augend._cli._console import Output
@@ -20,9 +21,10 @@ from augend._cli._failures import INTERRUPTED_SAVED, INTERRUPTED_UNSAVED, compla
 from augend._cli._fixed import Fixed
 from augend._cli._signals import Announced
 from augend._config import RunFile
-from augend._fit import Begin, Event, Listener, Step
+from augend._fit import Begin, Event, Listener, LossFunction, Step
 from augend._listeners import json_lines
 from augend._progress import progress
+from augend.data import Microbatch
 from augend.errors import CheckpointError, EmptyWindowError, NonFiniteError
 
 
@@ -42,7 +44,7 @@ class Course:
     def __init__(
         self, console: Output, directory: Path, fixed: Fixed, when_loaded: Callable[[Position | None], None]
     ) -> None:
-        self.begun = False
+        self.begun = False  # on every rank; listeners are called on the first one alone
         self.steps = 0  # taken by this process
         self._console = console
         self._directory = directory
@@ -73,7 +75,7 @@ class Course:
             return augend_fit(
                 training.model,
                 training.data,
-                loss=rows.source.loss,
+                loss=self._beginning(rows.source.loss),
                 optimizer=training.optimizer,
                 steps=training.steps,
                 max_norm=run.step.max_norm,
@@ -88,6 +90,13 @@ class Course:
                 nonfinite=run.step.nonfinite,
                 checkpoint=checkpoint,
             )
+
+    def _beginning(self, loss: LossFunction) -> LossFunction:
+        def noted(model: nn.Module, microbatch: Microbatch) -> Tally | Mapping[str, Tally]:
+            self.begun = True
+            return loss(model, microbatch)
+
+        return noted
 
     def _follow(self, event: Event) -> None:
         if isinstance(event, Begin):
@@ -112,7 +121,9 @@ class Course:
             self._console.say(f"stopped     {_position(data)}; go on with: {self._resume}")
             raise typer.Exit(INTERRUPTED_SAVED) from None
         except KeyboardInterrupt:
-            if self.begun:
+            if self._console.quiet:
+                pass  # the first rank says it
+            elif self.begun:
                 complain(f"ended at once; the last checkpoint is kept; go on with: {self._resume}")
             else:
                 complain(f"interrupted before training began; begin with: {self._resume}")

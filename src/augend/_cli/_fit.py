@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from augend._cli._failures import Reported
-from augend._cli._options import Ranks, RunPath, Settings, Traceback, changes
+from augend._cli._launch import enrolled
+from augend._cli._options import Ranks, RunPath, Settings, Traceback, again, changes
 from augend._config import read
 
 
@@ -34,12 +36,22 @@ def fit(
     Ends with 0 when done, 1 if training failed, 2 if the run file or the command line cannot be used, 3 if interrupted
     and saved, 130 if interrupted at once, 141 if nobody reads the output.
     """
-    with Reported(show_traceback=show_traceback):
+    launch = enrolled(os.environ)
+    with Reported(show_traceback=show_traceback, launch=launch):
         run = read(run_file, changes(settings, ranks))
-
-        from augend._cli._train import describe, train
-
         if dry_run:
-            describe(run)
-        else:
-            train(run, run_file.stem, run_dir)
+            from augend._cli._train import describe
+
+            if launch.leads:
+                describe(run)
+            return
+        if run.parallel.ranks > 1 and not launch.torchrun:
+            from augend._cli._supervisor import supervise
+
+            where = [] if run_dir is None else ["--run-dir", str(run_dir)]
+            command = ["fit", str(run_file), *where, *again(settings, ranks, show_traceback=show_traceback)]
+            raise typer.Exit(supervise(["augend", *command], run.parallel.ranks, None, os.environ))
+
+        from augend._cli._train import train
+
+        train(run, run_file.stem, run_dir, launch)

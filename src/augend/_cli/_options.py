@@ -31,6 +31,12 @@ Changes: TypeAlias = Annotated[
 Traceback: TypeAlias = Annotated[bool, typer.Option("--traceback", help="Show Python's traceback of a failure.")]
 
 
+def again(settings: Sequence[str] | None, ranks: int | None, *, show_traceback: bool) -> list[str]:
+    """Return the options that say to another process what they said to this one."""
+    texts = [f"--set={text}" for text in settings or ()]
+    return [*texts, *([] if ranks is None else [f"--ranks={ranks}"]), *(["--traceback"] if show_traceback else [])]
+
+
 def changes(settings: Sequence[str] | None, ranks: int | None = None) -> list[Setting]:
     """Return what the command line changes of a run file.
 

@@ -51,10 +51,10 @@ def restored(directory: Path) -> Restored:
     run = read(config_around(directory))
     rows = build_rows(run)
     model = build_model(run, rows.source)
-    return Restored(run=run, rows=rows, model=model, checkpoint=_loaded(directory, model))
+    return Restored(run=run, rows=rows, model=model, checkpoint=loaded(directory, model))
 
 
-def _loaded(directory: Path, model: nn.Module) -> Inspection:
+def loaded(directory: Path, model: nn.Module) -> Inspection:
     """Load the newest good checkpoint; one that the run itself removed in the meantime gives way to its successor."""
     for _ in range(_TRIES):
         found = inspect(directory)

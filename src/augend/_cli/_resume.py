@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
+import typer
+
 from augend._cli._directory import config_of
 from augend._cli._failures import Reported
-from augend._cli._options import Changes, Ranks, RunDirectory, Traceback, changes
+from augend._cli._launch import enrolled
+from augend._cli._options import Changes, Ranks, RunDirectory, Traceback, again, changes
 from augend._config import read
 
 
@@ -13,12 +18,19 @@ def resume(
 ) -> None:
     """Go on with a run from its newest good checkpoint, in its own directory.
 
-    --set may change steps or epochs, microbatch_size, optimizer.lr, and what is in schedule, step, checkpoint and
-    validate; the change is kept. All else, and the rows, must be as in the beginning. Ends as fit does.
+    --set may change steps or epochs, microbatch_size, optimizer.lr, and what is in schedule, step, checkpoint, validate
+    and parallel; the change is kept, --ranks too. All else, and the rows, must be as in the beginning. Ends as fit
+    does.
     """
-    with Reported(show_traceback=show_traceback):
+    launch = enrolled(os.environ)
+    with Reported(show_traceback=show_traceback, launch=launch):
         run = read(config_of(directory), changes(settings, ranks))
+        if run.parallel.ranks > 1 and not launch.torchrun:
+            from augend._cli._supervisor import supervise
 
-        from augend._cli._train import go_on
+            command = ["resume", str(directory), *again(settings, ranks, show_traceback=show_traceback)]
+            raise typer.Exit(supervise(["augend", *command], run.parallel.ranks, directory, os.environ))
 
-        go_on(run, directory)
+        from augend._cli._train import resume as go_on
+
+        go_on(run, directory, launch)

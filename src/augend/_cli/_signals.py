@@ -54,12 +54,17 @@ class Announced:
 
 
 def _second(resume: str, number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
-    with suppress(OSError):
-        if os.isatty(1):
-            os.write(1, _SHOW_CURSOR + b"\n")  # nothing runs any more that would bring back what a progress bar hides
+    show_cursor()
     _write(f"ended at once; the last checkpoint is kept; go on with: {resume}")
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
+
+
+def show_cursor() -> None:
+    """Bring back on a terminal what a progress bar hides, where nothing runs any more that would."""
+    with suppress(OSError):
+        if os.isatty(1):
+            os.write(1, _SHOW_CURSOR + b"\n")
 
 
 def _write(message: str) -> None:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import final
+
+from torch import nn
 
 from augend import Checkpoint, History, Position, models
-from augend._cli._build import Rows, Training, build_rows, build_training
+from augend._cli._build import Rows, Training, batches, build_model, build_rows, build_training
 from augend._cli._console import Output
 from augend._cli._course import Course
 from augend._cli._directory import CHECKPOINTS, CONFIG, check_kept, checkpoints_of, keep_config, new_directory
 from augend._cli._failures import complain
 from augend._cli._fixed import Fixed
+from augend._cli._launch import Launch
+from augend._cli._place import place
+from augend._cli._ranks import Ranks, joined
+from augend._cli._restore import loaded
 from augend._cli._sample import sample
 from augend._cli._trial import try_out
 from augend._config import RunFile, refuse, to_toml
 from augend.errors import CheckpointError, ConfigError, ContractError
+from augend.sources import Tokenizer
 
 
 def describe(run: RunFile) -> None:
@@ -25,74 +33,160 @@ def describe(run: RunFile) -> None:
         ConfigError: Something in the run file cannot be used.
     """
     console = Output()
-    rows, training = _ready(run)
+    rows, model = _tried_out(run)
     console.say(to_toml(run))
-    _introduce(console, run, rows, training)
+    _introduce(console, run, rows, build_training(run, rows, model))
 
 
-def train(run: RunFile, name: str, directory: Path | None) -> None:
+def train(run: RunFile, name: str, directory: Path | None, launch: Launch) -> None:
     """Train, and leave ``config.toml``, ``metrics.jsonl`` and ``checkpoints`` in the run directory.
+
+    Ranks that are started again go on with the run that their predecessors have begun.
+
+    Collective.
 
     Args:
         run: The run.
         name: What its directory is called where none is given.
         directory: Where the results go; a new numbered one under ``runs`` if None.
+        launch: Which rank this is.
 
     Raises:
         ConfigError: Something in the run file cannot be used.
         typer.Exit: The run was interrupted.
     """
-    console = Output()
-    rows, training = _ready(run)
-    fixed = Fixed(run, rows.source)
-    directory = new_directory(name, directory)
-    keep_config(directory, run)
-    _introduce(console, run, rows, training)
-    course = Course(console, directory, fixed, lambda _position: None)
-    _conclude(console, course.run(run, rows, training), rows, training)
-    console.say(f"run         {directory}")
+    with joined(launch, run.parallel.timeout_seconds) as ranks:
+        begun = ranks.from_first(lambda: _begun(directory, launch))
+        if begun:
+            _go_on(run, Path(begun), ranks)
+            return
+        stage = _Stage(run, ranks)
+        made = Path(ranks.from_first(lambda: str(_made(name, directory, run, launch))))
+        stage.introduce()
+        course = Course(stage.console, made, stage.fixed, lambda _position: None)
+        stage.conclude(course.run(run, stage.rows, stage.training), made)
 
 
-def go_on(run: RunFile, directory: Path) -> None:
+def resume(run: RunFile, directory: Path, launch: Launch) -> None:
     """Train on from the newest good checkpoint of a run, or from the beginning where there is none yet.
+
+    Collective.
 
     Args:
         run: The run, which may be changed in what a checkpoint does not fix, such as ``steps``; it becomes the run's
             config when the checkpoint is loaded.
         directory: The run directory.
+        launch: Which rank this is.
 
     Raises:
         ConfigError: Something in the run file cannot be used, or does not fit what was saved.
         CheckpointError: All checkpoints are damaged, or another process trains in this directory.
         typer.Exit: The run was interrupted.
     """
-    console = Output()
-    check_kept(directory)
-    rows, training = _ready(run)
-    fixed = Fixed(run, rows.source)
-    _check_goes_on(directory, fixed, training.steps)
-    _introduce(console, run, rows, training)
+    with joined(launch, run.parallel.timeout_seconds) as ranks:
+        _go_on(run, directory, ranks)
+
+
+def _go_on(run: RunFile, directory: Path, ranks: Ranks) -> None:
+    ranks.agreed(lambda: check_kept(directory) if ranks.leads else None)
+    stage = _Stage(run, ranks)
+    _check_goes_on(directory, stage.fixed, stage.training.steps, ranks)
+    stage.introduce()
+    console = stage.console
 
     def when_loaded(position: Position | None) -> None:
         _say_position(console, position)
         keep_config(directory, run)
 
-    course = Course(console, directory, fixed, when_loaded)
+    course = Course(console, directory, stage.fixed, when_loaded)
     try:
-        history = course.run(run, rows, training)
+        history = course.run(run, stage.rows, stage.training)
     except ContractError as error:
         if course.begun:
             raise
         raise _does_not_fit(directory, error) from error
     if course.steps == 0:
-        console.say(f"resumed     no step was left to do: {_why_and_what_goes_on(history, training)}")
-    _conclude(console, history, rows, training)
-    console.say(f"run         {directory}")
+        console.say(f"resumed     no step was left to do: {_why_and_what_goes_on(history, stage.training)}")
+    stage.conclude(history, directory)
 
 
-def _check_goes_on(directory: Path, fixed: Fixed, steps: int) -> None:
+@final
+class _Stage:
+    """All that a run needs, built the same on every rank, and what is said before and after it.
+
+    Collective.
+
+    Args:
+        run: The run.
+        ranks: Who trains it.
+
+    Raises:
+        ConfigError: Something in the run file cannot be used.
+    """
+
+    def __init__(self, run: RunFile, ranks: Ranks) -> None:
+        self.console = Output(quiet=not ranks.leads)
+        self.rows, model = ranks.agreed(lambda: _tried_out(run))
+        self.fixed = ranks.agreed(lambda: Fixed(run, self.rows.source))
+        self._placed = place(run, model, ranks)
+        self.training = build_training(run, self.rows, model)
+        self._run = run
+        self._ranks = ranks
+
+    def introduce(self) -> None:
+        """Say what is going to be trained, and by how many."""
+        if not self._ranks.restarted:
+            _introduce(self.console, self._run, self.rows, self.training)
+        if self._ranks.world > 1:
+            self.console.say(f"ranks       {self._placed}")
+
+    def conclude(self, history: History, directory: Path) -> None:
+        """Say what it came to; the ranks part, and the first one shows what a language model has learnt."""
+        self._ranks.leave()
+        if not self._ranks.leads:
+            return
+        _conclude(self.console, history)
+        tokenizer = self.rows.source.tokenizer
+        if tokenizer is not None and isinstance(self.training.model, models.Llama):
+            self._show_sample(self._whole(directory), tokenizer)
+        self.console.say(f"run         {directory}")
+
+    def _whole(self, directory: Path) -> nn.Module:
+        """Return the trained model; that of ranks that have parted lies in their last checkpoint."""
+        if self._ranks.world == 1:
+            return self.training.model
+        model = build_model(self._run, self.rows.source)
+        loaded(directory, model)
+        return model
+
+    def _show_sample(self, model: nn.Module, tokenizer: Tokenizer) -> None:
+        if isinstance(model, models.Llama):
+            prompt, completion = sample(model, self.training.validation or self.training.data, tokenizer)
+            self.console.say(f"prompt      {_indented(prompt)}")
+            self.console.say(f"completion  {_indented(completion)}")
+
+
+def _begun(directory: Path | None, launch: Launch) -> str:
+    """Return the directory of the run that these ranks, or those before them, have begun; empty if there is none.
+
+    torchrun starts again with the same command, so under it a directory that holds a run is gone on with.
+    """
+    if launch.desk is not None:
+        return str(launch.desk.run() or "")
+    return str(directory) if launch.torchrun and directory is not None and (directory / CONFIG).is_file() else ""
+
+
+def _made(name: str, wanted: Path | None, run: RunFile, launch: Launch) -> Path:
+    directory = new_directory(name, wanted)
+    keep_config(directory, run)
+    if launch.desk is not None:
+        launch.desk.name_run(directory)
+    return directory
+
+
+def _check_goes_on(directory: Path, fixed: Fixed, steps: int, ranks: Ranks) -> None:
     """Refuse to go on as another run, or to fewer steps than are done, before anything is changed."""
-    if not checkpoints_of(directory / CHECKPOINTS):
+    if not ranks.from_first(lambda: "saved" if checkpoints_of(directory / CHECKPOINTS) else ""):
         return
     try:
         with warnings.catch_warnings():
@@ -133,11 +227,11 @@ def _say_position(console: Output, position: Position | None) -> None:
     console.say(f"resumed     {position}{source}")
 
 
-def _ready(run: RunFile) -> tuple[Rows, Training]:
+def _tried_out(run: RunFile) -> tuple[Rows, nn.Module]:
     rows = build_rows(run)
-    training = build_training(run, rows)
-    try_out(run, rows.source, training.model, training.data)
-    return rows, training
+    model = build_model(run, rows.source)
+    try_out(run, rows.source, model, batches(run, rows.source, rows.train))
+    return rows, model
 
 
 def _introduce(console: Output, run: RunFile, rows: Rows, training: Training) -> None:
@@ -149,15 +243,11 @@ def _introduce(console: Output, run: RunFile, rows: Rows, training: Training) ->
     console.say(f"training    {training.steps:,} steps of {cut}, {run.optimizer.name}, {run.schedule.name} schedule")
 
 
-def _conclude(console: Output, history: History, rows: Rows, training: Training) -> None:
+def _conclude(console: Output, history: History) -> None:
     console.say(f"finished    {history.stopped}, {sum(step.seconds for step in history.steps):.1f} s of training")
     if history.validations:
         for name, estimate in history.validations[-1].estimates.items():
             console.say(f"held out    {name} {estimate}")
-    if rows.source.tokenizer is not None and isinstance(training.model, models.Llama):
-        prompt, completion = sample(training.model, training.validation or training.data, rows.source.tokenizer)
-        console.say(f"prompt      {_indented(prompt)}")
-        console.say(f"completion  {_indented(completion)}")
 
 
 def _indented(text: str) -> str:

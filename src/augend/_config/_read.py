@@ -13,10 +13,11 @@ import msgspec
 
 from augend._config._overrides import Setting, overridden
 from augend._config._refuse import did_you_mean, refuse
-from augend._config._schema import TABLES, Data, Model, RunFile
+from augend._config._schema import TABLES, Data, Model, Parallel, RunFile
 from augend.errors import ConfigError
 
 _DEFAULT_MICROBATCH_ROWS: Final = 8
+_DEFAULT_REPLICAS: Final = 2
 _HINTS: Final = get_type_hints(RunFile)
 _TABLES: Final = {name: hint for name, hint in _HINTS.items() if hint in TABLES}
 
@@ -140,9 +141,6 @@ def _completed(run: RunFile) -> RunFile:
     """Check what one key alone cannot show, and write the defaults that depend on other keys."""
     if run.steps is not None and run.epochs is not None:
         raise refuse("steps", run.steps, f"epochs = {run.epochs} is given too; keep one of the two")
-    if run.parallel.ranks > 1:
-        ranks = run.parallel.ranks
-        raise refuse("parallel.ranks", ranks, "more than this version can do; set 1, the result is the same")
     if run.microbatch_size is not None and run.microbatch_size > run.batch_size:
         remedy = f"larger than batch_size = {run.batch_size}; a micro-batch is a part of a batch, set it lower"
         raise refuse("microbatch_size", run.microbatch_size, remedy)
@@ -152,6 +150,23 @@ def _completed(run: RunFile) -> RunFile:
         raise refuse(f"validate.{key}", value, "data.validation is 0, so no rows are held out; set it to 0.05, say")
     return replace(
         run,
+        parallel=_parallel(run.parallel),
         epochs=1 if run.steps is None and run.epochs is None else run.epochs,
         microbatch_size=run.microbatch_size or min(_DEFAULT_MICROBATCH_ROWS, run.batch_size),
     )
+
+
+def _parallel(parallel: Parallel) -> Parallel:
+    """Check that the copies of hsdp share the ranks evenly, and that nothing else asks for copies."""
+    if parallel.mode != "hsdp":
+        if parallel.replicas is not None:
+            remedy = f"parallel.mode = {parallel.mode!r} has no such key; leave it out, or set parallel.mode = 'hsdp'"
+            raise refuse("parallel.replicas", parallel.replicas, remedy)
+        return parallel
+    replicas = parallel.replicas or _DEFAULT_REPLICAS
+    if parallel.ranks > 1 and parallel.ranks % replicas:
+        remedy = (
+            f"parallel.replicas = {replicas} copies cannot share them evenly; set a multiple of it, or other copies"
+        )
+        raise refuse("parallel.ranks", parallel.ranks, remedy)
+    return replace(parallel, replicas=replicas)

@@ -115,9 +115,19 @@ class Checkpoint:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parallel:
-    """How many processes share the work."""
+    """How many processes share the work, and how."""
 
-    ranks: Annotated[AtLeastOne, _key("processes that train together; this version trains with 1")] = 1
+    ranks: Annotated[AtLeastOne, _key("processes that train together; under `torchrun` its own number counts")] = 1
+    mode: Annotated[
+        Literal["replicated", "fsdp", "hsdp"],
+        _key("what of the model a rank holds: all of it, its share, or its share of one of `replicas` copies"),
+    ] = "fsdp"
+    replicas: Annotated[
+        AtLeastOne | None, _key("copies of the model with `hsdp`, and 2 where absent; no key of the others", example=2)
+    ] = None
+    timeout_seconds: Annotated[
+        float, Meta(ge=1, le=1e6), _key("how long a rank waits for the others before it takes them for lost")
+    ] = 30.0
 
 
 @final

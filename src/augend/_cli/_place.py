@@ -1,0 +1,72 @@
+"""Lay a model out over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from augend._cli._ranks import Ranks
+from augend._config import RunFile, refuse
+
+
+def place(run: RunFile, model: nn.Module, ranks: Ranks) -> str:
+    """Shard a model over the ranks as the run says, in place, or leave it whole on each.
+
+    Each block of a list of equal blocks is gathered, used and given back on its own, and the rest of the model as a
+    whole. Parameters keep their dtype.
+
+    Collective.
+
+    Returns:
+        What was done, for people.
+
+    Raises:
+        ConfigError: It cannot be sharded.
+    """
+    if ranks.world == 1:
+        return "alone"
+    if run.parallel.mode == "replicated":
+        return f"{ranks.world}, each with the whole model"
+    copies = _copies(run, ranks.world)
+    mesh = _mesh(model, ranks.world, copies)
+    try:
+        for block in blocks(model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    except (ValueError, NotImplementedError, AssertionError) as error:
+        remedy = f"the model cannot be sharded: {str(error).rstrip('.')}; set parallel.mode = 'replicated'"
+        raise refuse("parallel.mode", run.parallel.mode, remedy) from error
+    if copies > 1:
+        return f"{ranks.world}: {copies} copies of the model, each shared by {ranks.world // copies}"
+    return f"{ranks.world} share the model"
+
+
+def blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield once the modules of every list of equal ones, two or more; inner ones first."""
+    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList | nn.Sequential) and len(one) > 1]
+    found = [block for one in reversed(lists) if _are_equal(list(one)) for block in one]
+    yield from dict.fromkeys(found)
+
+
+def _are_equal(modules: Sequence[nn.Module]) -> bool:
+    """Tell whether modules are of one type and have parameters, of the same names and shapes."""
+    shapes = [{name: parameter.shape for name, parameter in module.named_parameters()} for module in modules]
+    types = [type(module) for module in modules]
+    return bool(shapes[0]) and all(a == b for a, b in [*pairwise(shapes), *pairwise(types)])
+
+
+def _copies(run: RunFile, world: int) -> int:
+    """Return how many copies there are: one where so many ranks were lost that the wanted ones share them unevenly."""
+    replicas = run.parallel.replicas or 1
+    return replicas if world % replicas == 0 else 1
+
+
+def _mesh(model: nn.Module, world: int, copies: int) -> DeviceMesh:
+    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    if copies == 1:
+        return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
+    return init_device_mesh(device, (copies, world // copies), mesh_dim_names=("replicate", "shard"))
