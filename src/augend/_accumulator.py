@@ -49,7 +49,7 @@ from augend._finish import (
 from augend._group import Mesh
 from augend._placement import place
 from augend._tally import Tally
-from augend.errors import StateError
+from augend.errors import ContractError, StateError
 
 M = TypeVar("M", bound=MicrobatchLike)
 Gradients = Mapping[str, Tensor]
@@ -338,6 +338,21 @@ class Accumulator:
         """
         views = {term: MappingProxyType(sums) for term, sums in self._pending.window.sums.items()}
         return MappingProxyType(views) if self._pending.terms.several else next(iter(views.values()))
+
+    def sum_like(self, name: str) -> Tensor:
+        """Return an empty tensor that lies as a complete sum of a parameter does: for a saved one to be read into.
+
+        Plain and whole, or spread over a mesh where each rank holds a part.
+
+        Args:
+            name: The parameter.
+
+        Raises:
+            ContractError: It is none that is trained.
+        """
+        if name not in self._pending.slots.parameters:
+            raise ContractError(f"{name!r} is no parameter that this accumulator sums gradients of")
+        return self._pending.placement.spread(name, self._pending.zeros(name))
 
     @property
     def contract(self) -> Contract:

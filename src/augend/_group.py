@@ -10,6 +10,7 @@ import atexit
 import datetime as dt
 import sys
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -108,6 +109,7 @@ class Group:
         self.rank = rank
         self.world = world
         self._process_group = process_group
+        self._left = False
         self._notes = None if process_group is None else _Notes(rank, world, f"{purpose}/{process_group.group_name}")
 
     def maximum(self, what: str, numbers: Sequence[int]) -> list[int]:
@@ -121,20 +123,20 @@ class Group:
 
     def begin_maximum(self, what: str, numbers: Sequence[int]) -> Callable[[], list[int]]:
         """Begin `maximum`, and return what waits for its result."""
-        if self._process_group is None:
+        if self._alone:
             return lambda: list(numbers)
         tensor = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
-        work = self._reduce(what, tensor, dist.ReduceOp.MAX)
+        works = [self._reduce(what, tensor, dist.ReduceOp.MAX)]
 
         def wait() -> list[int]:
-            self._waited(what, work.wait)
+            self._waited(what, works.pop().wait)
             return _whole_numbers(tensor)
 
         return wait
 
     def total(self, what: str, numbers: Sequence[int]) -> list[int]:
         """Return the sum of every rank's numbers, one by one; sums beyond 2^63 - 1 wrap."""
-        if self._process_group is None:
+        if self._alone:
             return list(numbers)
         tensor = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         self._waited(what, self._reduce(what, tensor, dist.ReduceOp.SUM).wait)
@@ -142,14 +144,14 @@ class Group:
 
     def gather(self, what: str, numbers: Sequence[float]) -> list[list[float]]:
         """Return every rank's numbers, by rank, as float64; equally many on each rank."""
-        if self._process_group is None:
+        if self._alone:
             return [list(numbers)]
         mine = torch.tensor(list(numbers), dtype=torch.float64, device="cpu")
         return [one.tolist() for one in self._all(what, mine)]
 
     def exchange(self, what: str, data: bytes) -> list[bytes]:
         """Return every rank's bytes, by rank; of any lengths, which are agreed on first."""
-        if self._process_group is None:
+        if self._alone:
             return [data]
         sizes = [int(size) for (size,) in self.gather(what, [len(data)])]
         mine = torch.zeros(max(*sizes, 1), dtype=torch.uint8, device="cpu")
@@ -159,7 +161,7 @@ class Group:
     def broadcast(self, what: str, data: bytes | None) -> bytes:
         """Return rank 0's bytes; the others' are not looked at."""
         mine = data or b""
-        if self._process_group is None:
+        if self._alone:
             return mine
         (size,) = self.total(what, [len(mine) if self.rank == 0 else 0])
         held = torch.zeros(max(size, 1), dtype=torch.uint8, device="cpu")
@@ -178,7 +180,7 @@ class Group:
         Raises:
             AugendError: Of that rank's type and message; with several ranks the message names the rank.
         """
-        if self._process_group is None:
+        if self._alone:
             if error is not None:
                 raise error
             return
@@ -215,7 +217,7 @@ class Group:
             AugendError: As `agree`.
             StateError: Numbers differ; names the first of them, and each rank's.
         """
-        if self._process_group is None:
+        if self._alone:
             return self.agree(what, error)
         mine = list(numbers.values())
         failed, *both = self.maximum(what, [error is not None, *mine, *(-one for one in mine)])
@@ -237,6 +239,20 @@ class Group:
             return None
         return self._lost(what, error)
 
+    @property
+    def _alone(self) -> bool:
+        return self._process_group is None and not self._left
+
+    def _leave(self, error: BaseException) -> None:
+        """Close the connections, so that whoever waits for this rank hears of it now and not when its time is up.
+
+        They are closed when nobody holds the group any more, and the frames of the error do.
+        """
+        traceback.clear_frames(error.__traceback__)
+        group, self._process_group, self._left = self._process_group, None, True
+        with suppress(RuntimeError, ValueError):
+            dist.destroy_process_group(group)
+
     def _reduce(self, what: str, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> dist.Work:
         work = self._waited(what, lambda: dist.all_reduce(tensor, operation, group=self._process_group, async_op=True))
         if work is None:
@@ -249,17 +265,22 @@ class Group:
         return every
 
     def _waited(self, what: str, call: Callable[[], T]) -> T:
+        if self._left:
+            raise LostRankError(f"rank {self.rank} left its group when a rank was lost, and cannot wait for {what}")
+        calls = [call]
+        del call  # once it has failed, nothing may hold what it waited for: see _leave
         try:
-            return call()
+            return calls.pop()()
         except (RuntimeError, ValueError) as error:  # torch raises the latter for a group that is no more
             raise self._lost(what, error) from error
 
     def _lost(self, what: str, error: BaseException) -> LostRankError:
         if self._notes is None:  # one process waits for nobody
             return LostRankError(f"{what}: {error}")
+        if self._left:
+            return LostRankError(f"rank {self.rank} left its group when a rank was lost ({_first_line(error)})")
         self._notes.write(f"waits for {what}")
-        with suppress(RuntimeError, ValueError):  # closed already; else whoever waits for this rank hears of it now
-            dist.destroy_process_group(self._process_group)
+        self._leave(error)
         return LostRankError(f"{self._notes.read(what)} ({_first_line(error)})")
 
 

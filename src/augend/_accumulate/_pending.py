@@ -12,7 +12,7 @@ from torch import Tensor
 from augend._accumulate._contract import WORK_DTYPES, Contract
 from augend._accumulate._course import BatchLike, Course, M, MicrobatchLike
 from augend._accumulate._gradients import Taker, check_given
-from augend._accumulate._reduce import Unused, mark
+from augend._accumulate._reduce import Unused, agree_contract, mark
 from augend._accumulate._slots import Slots
 from augend._accumulate._terms import Gradients, Terms
 from augend._accumulate._window import Window
@@ -57,6 +57,8 @@ class Pending:
         self.unused = unused
         self.slots = placement.group.agreed("the look at the parameters", lambda: Slots(placement, self.work))
         self.contract = Contract(dtype, loss_scale, terms, self.slots.tensors)
+        settings = {"unused": unused, "foreign": foreign, "max_microbatches": max_microbatches}
+        agree_contract(placement.group, self.contract, settings)
         self.terms = Terms(terms)
         self.taker = Taker(self.slots, foreign)
         self.course = Course()

@@ -13,10 +13,12 @@ from torch import Tensor
 from augend._accumulate._contract import Contract
 from augend._accumulate._slots import Slots
 from augend._accumulate._window import Window
+from augend._group import Group
 from augend._numerics import COUNT_LIMIT, LIMBS, Moments, from_limbs, to_limbs
 from augend._placement import Placement
 from augend.errors import (
     AugendError,
+    ContractError,
     CounterOverflowError,
     GradientError,
     StateError,
@@ -106,6 +108,36 @@ def reduce_window(held: Held, what: str, unused: Unused, **alike: object) -> Red
     return Reduced(microbatches, loose, added, present)
 
 
+def agree_contract(group: Group, contract: Contract, settings: Mapping[str, object]) -> None:
+    """Raise ContractError, on all ranks alike, if ranks made their accumulators of different models or arguments.
+
+    Args:
+        group: All ranks.
+        contract: This rank's.
+        settings: Its other arguments, by name.
+    """
+    what = "the construction of the accumulator"
+    plain = {**contract.to_plain(), **settings}
+    highest, lowest = group.maximum(what, [mark(plain), -mark(plain)])
+    if highest == -lowest:
+        return
+    first, *others = (json.loads(one) for one in group.exchange(what, json.dumps(plain).encode()))
+    for rank, other in enumerate(others, start=1):
+        for name, value in first.items():
+            if name != "tensors" and other[name] != value:
+                raise ContractError(f"{name} is {value!r} on rank 0 and {other[name]!r} on rank {rank}: pass the same")
+        _compare(first["tensors"], other["tensors"], rank)
+
+
+def _compare(first: Mapping[str, object], other: Mapping[str, object], rank: int) -> None:
+    for name in sorted(first.keys() | other.keys()):
+        if first.get(name) != other.get(name):
+            raise ContractError(
+                f"parameter {name!r} is {first.get(name)} on rank 0 and {other.get(name)} on rank {rank}: "
+                "build the same model on all ranks"
+            )
+
+
 def _own(held: Held) -> tuple[dict[str, Moments], AugendError | None]:
     """Return this rank's moments, and what is wrong with them."""
     try:
@@ -140,7 +172,7 @@ def _present(held: Held, what: str, unused: Unused) -> dict[str, tuple[str, ...]
     differ = [key for key, used, missing in zip(keys, some, lacking, strict=True) if used and missing]
     if differ and unused == "error":
         term, name = differ[0]
-        held = placement.group.gather(what, [name in window.used[term]])
+        have = placement.group.gather(what, [name in window.used[term]])
         without = ", ".join(str(rank) for rank, (one,) in enumerate(have) if not one)
         raise UnusedError(
             f"parameter {name!r} had a gradient on some ranks, and none on rank {without} ({len(differ)} parameters in "

@@ -78,7 +78,7 @@ class ForwardOrder:
         )
         here, there = ((one[differ] if differ < len(one) else "no further one") for one in (paths[0], paths[other]))
         raise UnusedError(
-            f"before {what}, rank 0 went through the sharded module {here!r} where rank {other} went through {there!r}: "
+            f"before {what}, rank 0 went through the sharded module {here!r} and rank {other} through {there!r}: "
             "torch has mixed up their weights and gradients. Every rank must call the same sharded modules in one "
             "order; where a rank has no rows for a module, it calls it with none: y = torch.cat([y, module(x[:0])])"
         )
