@@ -85,6 +85,7 @@ def live(
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     sys.path[:] = paths
+    faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     threading.Thread(target=end_with_the_run, daemon=True).start()
     measured = begin_measuring(measure)
@@ -101,7 +102,7 @@ def live(
         if failed and once:
             code = 1
         else:
-            torch.distributed.destroy_process_group()
+            leave()
             code = 0
     except (EOFError, BrokenPipeError):
         code = 0  # nobody waits any more
@@ -226,11 +227,34 @@ def tidy(before: dict[str, object]) -> list[str]:
     left = [f"{name}: {before[name]} became {after[name]}" for name in before if before[name] != after[name]]
     left += strays
     if after["default group"]:
-        everything = torch.distributed.group.WORLD
-        for group in list(torch.distributed.distributed_c10d._world.pg_map):
-            if group is not everything and not group.group_desc.startswith("mesh"):
-                torch.distributed.destroy_process_group(group)
+        drop_groups()
     return left
+
+
+def drop_groups() -> None:
+    """Destroy the groups that a case made, all but those of meshes, which are used again.
+
+    Torch names a group of some ranks after how many groups there are, and a name used twice has the old addresses in
+    the store: so the number of groups must never go down.
+    """
+    known = torch.distributed.distributed_c10d._world
+    for group in list(known.pg_map):
+        if group is not torch.distributed.group.WORLD and not group.group_desc.startswith("mesh"):
+            known.pg_names[Gone()] = known.pg_names[group]
+            torch.distributed.destroy_process_group(group)
+
+
+class Gone:
+    """Stands for a group that was destroyed."""
+
+
+def leave() -> None:
+    """Destroy the default group, and with it all others."""
+    names = torch.distributed.distributed_c10d._world.pg_names
+    for group in list(names):
+        if isinstance(group, Gone):
+            del names[group]
+    torch.distributed.destroy_process_group()
 
 
 def add_ranks() -> int:

@@ -235,7 +235,11 @@ class Ranks:
         """
         if self._live is None:
             self._live = World(self._nursery, self.world)
-        answers = self._live.ask(packed(function, arguments), seconds)
+        try:
+            answers = self._live.ask(packed(function, arguments), seconds)
+        except BaseException:  # pytest's time-out, or ctrl-C: the answers that still come are nobody's
+            self.kill()
+            raise
         lost = [f"rank {rank} {told(self._live, rank, one)}" for rank, one in enumerate(answers) if is_lost(one)]
         if lost:
             self.kill()
