@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from augend._accumulator import Accumulator
-from augend._checkpoint._chunks import Layout, kept, layouts_of
+from augend._checkpoint._chunks import Layout, kept, layout_of, layouts_of
 from augend._checkpoint._optimizers import (
     capture_optimizer,
     has_own_state,
@@ -217,8 +217,10 @@ class StatefulPart(Part):
         return self.owner.state_dict()
 
     def layouts(self, shapes: Mapping[str, list[int]]) -> Mapping[str, Layout]:
-        """Return those of the tensors that it has now under the same names, in the same shapes."""
-        if isinstance(self.owner, Batches | Accumulator) or not (dist.is_available() and dist.is_initialized()):
+        """Return those of the sums, or of the tensors that it has now under the same names, in the same shapes."""
+        if isinstance(self.owner, Accumulator):
+            return _layouts_of_sums(self.owner, shapes)
+        if isinstance(self.owner, Batches) or not (dist.is_available() and dist.is_initialized()):
             return {}
         _, live = split(self.capture(), self.name)
         return layouts_of({name: one for name, one in live.items() if shapes.get(name) == list(one.shape)})
@@ -236,6 +238,19 @@ class StatefulPart(Part):
     def may_refuse(self) -> bool:
         """Whether the object checks its state only while it loads it."""
         return not isinstance(self.owner, Preparing)
+
+
+def _layouts_of_sums(accumulator: Accumulator, shapes: Mapping[str, list[int]]) -> dict[str, Layout]:
+    """Return how an accumulator's sums are spread; what is none of them it will refuse by itself."""
+    found = {}
+    for term in accumulator.contract.terms:
+        for name, one in accumulator.contract.tensors.items():
+            key = f"sums.{term}.{name}"
+            if one.trainable and shapes.get(key) == list(one.shape):
+                layout = layout_of(accumulator.sum_like(name))
+                if layout is not None:
+                    found[key] = layout
+    return found
 
 
 def part_of(name: str, owner: object, modules: Mapping[str, nn.Module]) -> Part:
