@@ -47,7 +47,7 @@ from augend._finish import (
     mean_of,
 )
 from augend._group import Mesh
-from augend._placement import place
+from augend._placement import Sync, place
 from augend._tally import Tally
 from augend.errors import ContractError, StateError
 
@@ -67,11 +67,13 @@ class Accumulator:
         dtype: Work dtype of the sums: ``"float32"`` or ``"float64"``.
         loss_scale: Every loss sum is multiplied by this before backward, and the mean divided by it; for 16-bit
             backward passes whose small gradients would vanish. Positive and finite in the work dtype.
-        mesh: Only None in this version: one process.
-        sync: When ranks are added; on one process both mean the same.
+        mesh: The mesh of all ranks. None: that of the parameters, or all ranks of the default process group. Needed
+            where parameters do not tell all of it: with tensor parallelism, or replicas of shards.
+        sync: When the sums of replicated plain parameters are added up over ranks: in every micro-batch, each rank
+            keeping its share of them (as ZeRO-2 does), or once at the end, each rank keeping all of them.
         terms: Names of the loss terms. Each keeps its own sums and count and costs one more backward.
-        unused: ``"error"`` leaves a parameter without any gradient alone (no state, no decay); ``"zero"`` hands the
-            optimizer zeros for it.
+        unused: What to do with a parameter that some ranks used in a batch and others did not: raise, naming it, or
+            count zeros there. One that no rank used has no gradient, no optimizer state and no decay either way.
         foreign: What to do with a gradient that something else left in ``.grad``: refuse it by name, or drop it (for
             loops in which another model's loss flows through this one).
         max_microbatches: The most micro-batches of one batch, over all ranks.
@@ -79,12 +81,15 @@ class Accumulator:
     Raises:
         ContractError: An argument is out of its domain, or a parameter cannot be trained.
         GradientError: The model makes sparse gradients.
-        PlacementError: A mesh was given, the world is larger than one, or a parameter is not a plain tensor.
+        PlacementError: Parameters lie as nothing here can serve, or FSDP2 would average or round their gradients.
+
+    On several ranks the construction is collective, as every method that says so; a model sharded by ``fully_shard``
+    is switched to plain sums for good.
 
     Numerics:
         Against the exact sum of the micro-batch gradients gᵢ that autograd produced, per element, without clipping:
-        ``|error| <= γ(k) · Σ|gᵢ| / N`` with k = micro-batches + 4, γ(k) = k·u / (1 - k·u), u = 2⁻²⁴ in float32 and
-        2⁻⁵³ in float64 (Higham 2002, §4.2).
+        ``|error| <= γ(k) · Σ|gᵢ| / N`` with k = micro-batches + ranks + 3, γ(k) = k·u / (1 - k·u), u = 2⁻²⁴ in float32
+        and 2⁻⁵³ in float64 (Higham 2002, §4.2).
 
     Example:
         >>> import torch
@@ -106,7 +111,7 @@ class Accumulator:
         dtype: str = "float32",
         loss_scale: float = 1.0,
         mesh: Mesh | None = None,
-        sync: Literal["every", "last"] = "every",
+        sync: Sync = "every",
         terms: Sequence[str] = ("loss",),
         unused: Literal["error", "zero"] = "error",
         foreign: Literal["error", "drop"] = "error",
@@ -451,19 +456,27 @@ class Accumulator:
         return commit
 
     @classmethod
-    def from_sums(cls, model: nn.Module, sums: Sums, contract: Contract) -> Accumulator:
+    def from_sums(
+        cls, model: nn.Module, sums: Sums, contract: Contract, *, mesh: Mesh | None = None, sync: Sync = "every"
+    ) -> Accumulator:
         """Make an accumulator that goes on from drained sums.
+
+        Collective.
 
         Args:
             model: A module that fits the contract.
             sums: What ``finish_sums`` returned, perhaps of another process.
             contract: The contract under which the sums were made.
+            mesh: As for the class.
+            sync: As for the class.
 
         Raises:
             ContractError: The model does not fit the contract, or the sums' dtype or loss scale is another.
             StateError: Sums and counters do not fit each other.
         """
         contract.validate(model)
-        made = cls(model, dtype=contract.dtype, loss_scale=contract.loss_scale, terms=contract.terms)
+        made = cls(
+            model, dtype=contract.dtype, loss_scale=contract.loss_scale, terms=contract.terms, mesh=mesh, sync=sync
+        )
         made.load_state_dict(state_of_sums(sums.gradients, sums.state, contract))
         return made

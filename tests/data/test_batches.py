@@ -330,9 +330,9 @@ def test_what_torch_refuses_is_refused_at_once():
         batches(number_of_workers=2)
 
 
-def test_a_mesh_is_refused():
-    """Batches over a mesh are not possible in this version, which is said when they are built."""
-    with pytest.raises(PlacementError, match="mesh must be None"):
+def test_what_is_no_mesh_is_refused():
+    """It is said when they are built, and what a mesh is."""
+    with pytest.raises(PlacementError, match="mesh must be a torch DeviceMesh"):
         batches(mesh="mesh")
 
 

@@ -1,6 +1,6 @@
 """Where parameters, gradients and sums lie: plain, replicated, sharded by FSDP2 or HSDP, split by tensors."""
 
 from augend._placement._placement import Placement
-from augend._placement._recognise import place
+from augend._placement._recognise import Sync, place
 
-__all__ = ["Placement", "place"]
+__all__ = ["Placement", "Sync", "place"]

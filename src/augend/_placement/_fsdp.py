@@ -1,9 +1,9 @@
 """FSDP2: the one file that knows what torch keeps private about ``fully_shard``.
 
 Used of it: per module ``_get_fsdp_state()._fsdp_param_groups``; per group ``fsdp_params``, ``mesh_info``,
-``mp_policy``, the switches and ``_partial_reduce_output``; per parameter ``sharded_param``, ``_unsharded_param``,
-``sharded_size`` and ``padded_sharded_param_size``. A probe at construction and a check of every layout fail loudly
-where that changes.
+``mp_policy``, the switches, ``_all_reduce_hook`` and ``_partial_reduce_output``; per parameter ``sharded_param``,
+``_unsharded_param``, ``sharded_size`` and ``padded_sharded_param_size``. A probe at construction and a check of every
+layout fail loudly where that changes.
 """
 
 from __future__ import annotations
@@ -72,9 +72,12 @@ class FullySharded:
         self._receiver: Receiver | None = None
         self._seen: set[int] = set()  # unsharded parameters that have a hook
         for name, group in self._groups.items():
+            if group._all_reduce_hook is not None:  # noqa: SLF001  # see the top of the file
+                raise PlacementError(
+                    f"module {name!r} has an all-reduce hook of its own, whose sums nobody here knows; shard it over a "
+                    "mesh with an axis of replicas instead"
+                )
             switch_to_sums(self.modules[name])
-            if not _is_hybrid(group):
-                self.modules[name].set_all_reduce_hook(_hook(weakref.WeakMethod(self._reduced), name))
 
     def check(self) -> None:
         """Raise PlacementError if somebody has set a module to averages since."""
@@ -109,6 +112,7 @@ class FullySharded:
         """Give what a backward in this block produces to a receiver."""
         self._watch()
         self._receiver = receiver
+        self._listen(_hook)
         try:
             yield
             for name, group in self._groups.items():
@@ -116,7 +120,14 @@ class FullySharded:
                     self._reduced(name, group._partial_reduce_output)  # noqa: SLF001  # as above
         finally:
             self._receiver = None
+            self._listen(lambda _, __: None)
             self.drop()
+
+    def _listen(self, hook: Callable[[weakref.WeakMethod[Callable[[str, Tensor], None]], str], Any]) -> None:
+        """Set what each module gives its reduced gradients to: only while they are wanted, as others may come later."""
+        for name, group in self._groups.items():
+            if not _is_hybrid(group):
+                self.modules[name].set_all_reduce_hook(hook(weakref.WeakMethod(self._reduced), name))
 
     def _reduced(self, module: str, flat: Tensor) -> None:
         """Take the parts of one module's flat reduce-scatter output: padded, and in the order of its parameters."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import nn
@@ -16,6 +15,22 @@ from torch.utils.hooks import RemovableHandle
 
 from augend._group import Group
 from augend.errors import UnusedError
+
+_TOLD: Final = 4096  # modules of a path that are kept
+
+
+@final
+class _Path:
+    """Which modules were entered: a mark that tells paths apart, however long, and their beginning for messages."""
+
+    def __init__(self) -> None:
+        self.mark = 0
+        self.first: list[int] = []
+
+    def add(self, index: int) -> None:
+        self.mark = hash((self.mark, index)) >> 2  # of integers it is the same in every process
+        if len(self.first) < _TOLD:
+            self.first.append(index)
 
 
 @final
@@ -34,7 +49,7 @@ class ForwardOrder:
     def __init__(self, model: nn.Module, modules: Mapping[str, FSDPModule], group: Group) -> None:
         self._group = group
         self._names = list(modules)
-        self._entered: list[int] = []
+        self._entered = _Path()
         self._own = False  # a recomputation inside our backward is none of the user's forwards
         note: weakref.WeakMethod[Callable[[int], None]] = weakref.WeakMethod(self._note)
         handles = [
@@ -55,10 +70,8 @@ class ForwardOrder:
         Raises:
             UnusedError: Ranks went through different modules; on all of them.
         """
-        entered, self._entered = self._entered, []
-        digest = hashlib.sha256(repr(entered).encode()).digest()
-        mark = int.from_bytes(digest[:8], "little") >> 2
-        wait = self._group.begin_maximum(what, [mark, -mark])
+        entered, self._entered = self._entered, _Path()
+        wait = self._group.begin_maximum(what, [entered.mark, -entered.mark])
         self._own = True
         try:
             yield
@@ -66,7 +79,7 @@ class ForwardOrder:
             self._own = False
         largest, smallest = wait()
         if largest != -smallest:
-            self._refuse(what, entered)
+            self._refuse(what, entered.first)
 
     def _refuse(self, what: str, entered: list[int]) -> None:
         path = [self._names[index] or "the root" for index in entered]
@@ -76,7 +89,7 @@ class ForwardOrder:
             (place for place, (a, b) in enumerate(zip(paths[0], paths[other], strict=False)) if a != b),
             min(len(paths[0]), len(paths[other])),
         )
-        here, there = ((one[differ] if differ < len(one) else "no further one") for one in (paths[0], paths[other]))
+        here, there = ((one[differ] if differ < len(one) else "no other") for one in (paths[0], paths[other]))
         raise UnusedError(
             f"before {what}, rank 0 went through the sharded module {here!r} and rank {other} through {there!r}: "
             "torch has mixed up their weights and gradients. Every rank must call the same sharded modules in one "
@@ -85,7 +98,7 @@ class ForwardOrder:
 
     def _note(self, index: int) -> None:
         if torch.is_grad_enabled() and not self._own:
-            self._entered.append(index)
+            self._entered.add(index)
 
 
 def _hook(note: weakref.WeakMethod[Callable[[int], None]], index: int) -> Callable[..., None]:

@@ -142,7 +142,7 @@ class Batch:
     def rounds_left(self, owner: object) -> int:
         """Return how many micro-batches `remaining` yields, fillers included: equally many on every rank."""
         progress = self.progress(owner)
-        return len(self._feed.rounds(self.step, self.rows if progress.closed else progress.rows_done))
+        return len(self._feed.left(self.step, self.rows if progress.closed else progress.rows_done))
 
     def check_live(self) -> None:
         """Do nothing if the data is at this batch.

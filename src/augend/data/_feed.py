@@ -105,10 +105,14 @@ class Feed:
         """Rank and world of those who share a batch."""
         return rank_and_world(self._mesh)
 
+    def left(self, step: int, rows_done: int) -> Rounds:
+        """Return this rank's rounds for what is left of a batch."""
+        rank, world = rank_and_world(self._mesh)
+        return Rounds(self.plan.batch_rows(step), rows_done, self.plan.microbatch_size, rank, world)
+
     def rounds(self, step: int, rows_done: int) -> Rounds:
         """Return this rank's rounds for what is left of a batch; warn once if some of them are fillers."""
-        rank, world = rank_and_world(self._mesh)
-        rounds = Rounds(self.plan.batch_rows(step), rows_done, self.plan.microbatch_size, rank, world)
+        rounds = self.left(step, rows_done)
         if rounds.fillers and not self._warned:
             self._warned = True
             warnings.warn(_cost_of_fillers(rounds), UserWarning, stacklevel=4)
