@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,7 @@ FAKES = {
         code=$?
         while kill -0 $! 2>/dev/null; do wait $!; code=$?; done
         exit $code""",
+    "augend": 'echo "augend $*" >>"$LOG"; [[ $2 != bad.toml ]]',
     "torchrun": """
         echo "torchrun $*" >>"$LOG"
         echo "$GLOO_SOCKET_IFNAME $TORCH_DISABLE_SHARE_RDZV_TCP_STORE $OMP_NUM_THREADS" >>"$LOG.environment"
@@ -55,14 +58,14 @@ FAKES = {
 class Cluster:
     """A directory of commands that play a batch system, and what they wrote down."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, fakes: Mapping[str, str] = FAKES) -> None:
         self.log = home / "log"
         self.run_dir = home / "runs" / "a run"
-        self.work = f"fit run.toml --run-dir {self.run_dir}"
+        self.work = ["augend fit run.toml --dry-run", f"fit run.toml --run-dir {self.run_dir}"]
         self._plan = home / "plan"
         bin_dir = home / "bin"
         bin_dir.mkdir()
-        for name, body in FAKES.items():
+        for name, body in fakes.items():
             (bin_dir / name).write_text(f"#!/usr/bin/env bash\n{body}\n", "utf-8")
             (bin_dir / name).chmod(0o755)
         self.environment = {
@@ -77,11 +80,11 @@ class Cluster:
             "SLURM_CPUS_PER_TASK": "8",
         }
 
-    def start(self, *plan: str) -> subprocess.Popen[str]:
-        """Start the script; its torchruns play the plan."""
+    def start(self, *plan: str, run_file: Path = Path("run.toml")) -> subprocess.Popen[str]:
+        """Start the script; a torchrun of paper plays the plan."""
         self._plan.write_text("".join(f"{move}\n" for move in plan), "utf-8")
         self.log.write_text("", "utf-8")
-        command = [BASH, str(SCRIPT), "run.toml", str(self.run_dir)]
+        command = [BASH, str(SCRIPT), str(run_file), str(self.run_dir)]
         return subprocess.Popen(
             command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -98,10 +101,10 @@ def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path)
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+def ended(process: subprocess.Popen[str], seconds: float = 30) -> tuple[int, str]:
     """Return exit code and output of a process that ends by itself."""
     try:
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=seconds)
     finally:
         process.kill()
     return process.returncode, output
@@ -144,14 +147,15 @@ def test_augend_has_the_verb_and_its_options() -> None:
     """The verb and every option that augend is given are its own."""
     (verb, arguments) = re.search(r"bash (\w+) (.*) &", TEXT).groups()
     told = subprocess.run([sys.executable, "-m", "augend", verb, "--help"], capture_output=True, text=True, check=True)
-    assert {"--run-dir"} == options(arguments)
+    arguments += re.search(r'/augend" fit (.*) #', TEXT)[1]
+    assert {"--run-dir", "--dry-run"} == options(arguments)
     assert set() == options(arguments) - options(told.stdout)
 
 
 def test_every_machine_is_told_where_the_others_are(cluster: Cluster) -> None:
     """Each torchrun gets the store's host, its own address and interface, and its share of the processors."""
     assert (0, "") == ended(cluster.start("done"))
-    assert [cluster.work] == cluster.works()
+    assert cluster.work == cluster.works()
     for part in (
         "--nnodes=2 --nproc-per-node=2",
         "--rdzv-endpoint=one:29400",
@@ -166,7 +170,13 @@ def test_every_machine_is_told_where_the_others_are(cluster: Cluster) -> None:
 def test_a_failure_is_the_jobs(cluster: Cluster) -> None:
     """A run that fails, restarts and all, ends the job with its exit code, and nothing is queued again."""
     assert (1, "") == ended(cluster.start("fail"))
-    assert [cluster.work] == cluster.works()
+    assert cluster.work == cluster.works()
+
+
+def test_a_mistake_in_the_run_file_ends_the_job_at_once(cluster: Cluster) -> None:
+    """What augend refuses is refused once, and no rank is started."""
+    assert (1, "") == ended(cluster.start(run_file=Path("bad.toml")))
+    assert ["augend fit bad.toml --dry-run"] == cluster.works()
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
@@ -179,6 +189,45 @@ def test_a_stop_is_passed_on_once_and_requeues(cluster: Cluster, number: signal.
     process.send_signal(number)
     code, output = ended(process)
     assert (0, "stopped; the job goes back into the queue") == (code, output.splitlines()[-1])
-    assert [cluster.work, "waiting", "TERM", "requeue 7"] == cluster.works()
+    assert [*cluster.work, "waiting", "TERM", "requeue 7"] == cluster.works()
     assert (0, "") == ended(cluster.start("done"))  # the same command, which goes on
-    assert [cluster.work] == cluster.works()
+    assert cluster.work == cluster.works()
+
+
+RUN = """
+steps = 60
+batch_size = 64
+microbatch_size = 8
+[model]
+name = "mlp"
+sizes = [64, 32, 10]
+[data]
+source = "digits"
+validation = 0.0
+"""
+
+
+@pytest.mark.long
+def test_a_job_of_real_ranks_is_stopped_and_goes_on(tmp_path: Path) -> None:
+    """With torchrun itself, on one machine: two ranks save at the signal, the next job takes every step left once."""
+    fakes = {name: FAKES[name] for name in ("srun", "getent")}
+    fakes["getent"] = "echo 127.0.1.1 STREAM one"
+    fakes["scontrol"] = FAKES["scontrol"].replace("echo one; echo two", "echo localhost")
+    cluster = Cluster(tmp_path, fakes)
+    cluster.environment |= {"AUGEND_BIN": str(Path(sys.executable).parent), "SLURM_JOB_NUM_NODES": "1"}
+    (tmp_path / "run.toml").write_text(RUN, "utf-8")
+    metrics = cluster.run_dir / "metrics.jsonl"
+    process = cluster.start(run_file=tmp_path / "run.toml")
+    end = time.monotonic() + 90
+    while not (metrics.exists() and len(metrics.read_bytes().splitlines()) > 5) and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGUSR1)
+    code, output = ended(process, seconds=60)
+    assert (0, ["requeue 7"]) == (code, cluster.works()), output
+    done = len(metrics.read_bytes().splitlines())
+    assert 5 < done < 60
+    code, output = ended(cluster.start(run_file=tmp_path / "run.toml"), seconds=120)
+    assert 0 == code, output
+    records = [json.loads(line) for line in metrics.read_bytes().splitlines()]
+    assert [*range(60)] == [record["step"] for record in records]
+    assert {2} == {record["world"] for record in records}
