@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
@@ -141,3 +144,42 @@ def test_norm_leaves_its_tensors_alone():
     before = tensor.clone()
     norm([tensor])
     assert torch.equal(before, tensor)
+
+
+@given(st.lists(st.lists(ANY_FLOAT, max_size=5), min_size=1, max_size=4))
+@example([[], []])
+@example([[1e-200], [1e200]])
+@example([[math.inf], [0.0]])
+def test_the_norm_of_several_processes_is_that_of_one(parts: list[list[float]]) -> None:
+    """Each process sees its own elements and everybody's numbers, and all of them find the norm of all elements."""
+    tensors = [torch.tensor(part, dtype=torch.float64) for part in parts]
+    found, calls = norms_of_ranks(tensors)
+    assert [found[0]] * len(parts) == found
+    assert 2 >= calls
+    if all(math.isfinite(one) for part in parts for one in part):
+        assert_within(found[0], square_sum(tensors))
+    else:
+        assert math.inf == found[0]
+
+
+def norms_of_ranks(tensors: list[Tensor]) -> tuple[list[float], int]:
+    """Return what each rank finds, all at once in threads that gather each other's numbers, and how often they do."""
+    told: list[list[Sequence[float]]] = []
+    together = threading.Barrier(len(tensors))
+
+    def find(rank: int) -> float:
+        rounds = iter(range(9))
+
+        def gather(numbers: Sequence[float]) -> Sequence[Sequence[float]]:
+            index = next(rounds)
+            if together.wait(60) == 0:
+                told.append([()] * len(tensors))
+            together.wait(60)
+            told[index][rank] = numbers
+            together.wait(60)
+            return told[index]
+
+        return norm([tensors[rank]], gather)
+
+    with ThreadPoolExecutor(len(tensors)) as executor:
+        return list(executor.map(find, range(len(tensors)))), len(told)
