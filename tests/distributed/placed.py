@@ -79,7 +79,7 @@ def last(model: nn.Module, blocks: tuple[str, ...]) -> Placed:
     return Placed(model, {"sync": "last"})
 
 
-def wrapped(model: nn.Module, blocks: tuple[str, ...]) -> Placed:
+def wrapped(model: nn.Module, blocks: tuple[str, ...], **options: bool) -> Placed:
     """Wrap the model into DistributedDataParallel."""
     level = torch.distributed.get_debug_level()
     torch.distributed.set_debug_level(torch.distributed.DebugLevel.OFF)  # on a watched gloo group, torch 2.13 crashes
@@ -87,7 +87,8 @@ def wrapped(model: nn.Module, blocks: tuple[str, ...]) -> Placed:
         group = torch.distributed.new_group()
     finally:
         torch.distributed.set_debug_level(level)
-    return Placed(DistributedDataParallel(model, process_group=group, find_unused_parameters=True))
+    options = options or {"find_unused_parameters": True}
+    return Placed(DistributedDataParallel(model, process_group=group, **options))
 
 
 def fsdp(model: nn.Module, blocks: tuple[str, ...]) -> Placed:
