@@ -178,7 +178,7 @@ class Group:
             error: This rank's own; None if it has none.
 
         Raises:
-            AugendError: Of that rank's type and message; with several ranks the message names the rank.
+            AugendError: Of that rank's type and message, which names the rank if others have not the same.
         """
         if self._alone:
             if error is not None:
@@ -188,8 +188,9 @@ class Group:
         if lowest == -self.world:
             return
         mine = b"" if error is None else f"{type(error).__name__}\0{error}".encode()
-        kind, _, message = self.exchange(what, mine)[-lowest].decode().partition("\0")
-        raise _kind(kind)(f"rank {-lowest}: {message}") from error
+        every = self.exchange(what, mine)
+        kind, _, message = every[-lowest].decode().partition("\0")
+        raise _kind(kind)(message if len(set(every)) == 1 else f"rank {-lowest}: {message}") from error
 
     def agreed(self, what: str, call: Callable[[], T]) -> T:
         """Return what a call returns, if it raises on no rank.

@@ -59,6 +59,7 @@ class Pending:
         self.contract = Contract(dtype, loss_scale, terms, self.slots.tensors)
         settings = {"unused": unused, "foreign": foreign, "max_microbatches": max_microbatches}
         agree_contract(placement.group, self.contract, settings)
+        placement.check_replicas()
         self.terms = Terms(terms)
         self.taker = Taker(self.slots, foreign)
         self.course = Course()

@@ -35,9 +35,6 @@ class Placement:
         group: All its ranks.
         fsdp: The sharded modules, if there are any.
         chunks: Who deals the sums of replicated parameters, if ranks share them.
-
-    Raises:
-        ContractError: Replicas of a parameter differ.
     """
 
     def __init__(
@@ -60,7 +57,6 @@ class Placement:
         self._fsdp = fsdp
         self._chunks = chunks
         self._order = None if fsdp is None else ForwardOrder(model, fsdp.modules, group)
-        self._check_replicas()
 
     # ---------------------------------------------------------------- parameters
 
@@ -206,34 +202,41 @@ class Placement:
         every = self._axes.add_up(gradients, over)
         return {name: part for name, tensor in every.items() if (part := self.part(name, tensor)) is not None}
 
-    def _check_replicas(self) -> None:
-        """Parameters that several ranks hold are the same on all of them, to the bit."""
+    def check_replicas(self) -> None:
+        """Raise ContractError, on all ranks alike, if ranks hold a parameter of which they should hold the same bits.
+
+        Collective; the models must have the same parameters.
+        """
         if self.group.world == 1:
             return
+        what = "the comparison of replicas"
+        hashes = self.group.agreed(
+            what, lambda: {name: _hash(name, one.parameter) for name, one in self._places.items()}
+        )
         kinds: dict[tuple[tuple[str, ...], torch.device], list[str]] = {}
         for name, one in self._places.items():
-            lies = placed(one.parameter)
-            split = one.split if lies is not None else ()
+            split = one.split if placed(one.parameter) is not None else ()
             alike = tuple(axis for axis in self._axes.names if axis not in split)
             kinds.setdefault((alike, one.parameter.device), []).append(name)
-        different: str | None = None
-        for (alike, device), names in sorted(kinds.items(), key=lambda kind: kind[1]):
-            hashes = torch.tensor([_hash(self._places[name].parameter) for name in names], device=device)
-            both = self._axes.reduce_(torch.stack([hashes, -hashes]), alike, dist.ReduceOp.MAX)
-            wrong = (both[0] != -both[1]).nonzero().reshape(-1).tolist()
-            different = different or next((names[index] for index in wrong), None)
+        different: list[str] = []
+        for (alike, device), names in kinds.items():
+            mine = torch.tensor([hashes[name] for name in names], device=device)
+            highest, lowest = self._axes.reduce_(torch.stack([mine, -mine]), alike, dist.ReduceOp.MAX).tolist()
+            different.extend(name for name, a, b in zip(names, highest, lowest, strict=True) if a != -b)
         error = None
-        if different is not None:
+        if different:
             error = ContractError(
-                f"parameter {different!r} is not the same on all ranks that hold it; build the model from one seed, "
+                f"parameter {different[0]!r} is not the same on all ranks that hold it; build the model from one seed, "
                 "load one checkpoint, or broadcast it, before the Accumulator is made"
             )
-        self.group.agree("the comparison of replicas", error)
+        self.group.agree(what, error)
 
 
-def _hash(parameter: nn.Parameter) -> int:
+def _hash(name: str, parameter: nn.Parameter) -> int:
     local = local_of(parameter)
     if local.is_meta:
-        raise ContractError("a parameter has no memory yet (meta device); call to_empty() and initialise it first")
+        raise ContractError(
+            f"parameter {name!r} has no memory yet (meta device); call to_empty() and initialise it first"
+        )
     content = local.contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
     return int.from_bytes(hashlib.sha256(content.data).digest()[:_HASH_BYTES], "little") >> 2

@@ -41,7 +41,6 @@ def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, work: torch.dtype)
 
     Raises:
         PlacementError: The parameters lie as nothing here can serve, or a mesh is needed, or does not fit.
-        ContractError: Replicas differ.
     """
     group = open_group(mesh, purpose="augend accumulator")
     inner, sharded, full = group.agreed("the look at the model", lambda: _looked_at(model, mesh, sync))
