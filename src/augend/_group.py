@@ -79,16 +79,17 @@ def open_group(mesh: Mesh | None = None, *, purpose: str) -> Group:
         mesh: Who belongs to it; None for the default process group.
         purpose: What it is for, in messages and in torch's logs.
     """
-    rank, world = rank_and_world(mesh)
+    _, world = rank_and_world(mesh)
     if world == 1:
-        return Group(None, rank, world, purpose)
-    ranks = list(range(world)) if mesh is None else mesh.mesh.reshape(-1).tolist()
+        return Group(None, 0, world, purpose)
+    part = world < dist.get_world_size()  # then only these ranks come here; else all may agree on the group's name
+    ranks = mesh.mesh.reshape(-1).tolist() if part and mesh is not None else None
     process_group = dist.new_group(
-        ranks, timeout=_timeout(), backend="gloo", use_local_synchronization=mesh is not None, group_desc=purpose
+        ranks, timeout=_timeout(), backend="gloo", use_local_synchronization=part, group_desc=purpose
     )
     if not isinstance(process_group, dist.ProcessGroup):
         raise LostRankError(f"rank {dist.get_rank()} is no part of the group for {purpose}")
-    return Group(process_group, rank, world, purpose)
+    return Group(process_group, process_group.rank(), world, purpose)
 
 
 @final
@@ -100,7 +101,7 @@ class Group:
 
     Args:
         process_group: A gloo group; None for one process alone.
-        rank: Of this process in it.
+        rank: Of this process in it, in the order of torch's own ranks.
         world: How many there are.
         purpose: What it is for.
     """

@@ -84,6 +84,11 @@ def _looked_at(model: nn.Module, mesh: Mesh | None, sync: Sync) -> tuple[nn.Modu
 def _unwrapped(model: nn.Module) -> nn.Module:
     """Look into a DistributedDataParallel, whose averaging is switched off; refuse what cannot be looked into."""
     if isinstance(model, DistributedDataParallel):
+        if model.static_graph:
+            raise PlacementError(
+                "a DistributedDataParallel with static_graph=True cannot be kept from averaging; give the plain module, "
+                "or wrap it without static_graph"
+            )
         model.require_backward_grad_sync = False
         model = model.module
     for name, module in model.named_modules():

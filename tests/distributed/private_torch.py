@@ -1,0 +1,67 @@
+"""Cases of test_private_torch: what torch keeps private and augend relies on, on a sharded module."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed
+from placed import mesh
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+SWITCHES = {
+    "gradient_divide_factor": 1.0,
+    "force_sum_reduction_for_comms": True,
+    "reduce_scatter_unused_params": True,
+    "reduce_grads": True,
+    "all_reduce_grads": False,
+}
+
+
+def shard(shape: tuple[int, ...]) -> nn.Module:
+    """Shard two parameters of 3 and 1 rows, one that is never used, and a frozen one."""
+    made = nn.Module()
+    made.first = nn.Parameter(torch.ones(3, 2))
+    made.frozen = nn.Parameter(torch.ones(5), requires_grad=False)
+    made.idle = nn.Parameter(torch.ones(2))
+    made.last = nn.Parameter(torch.ones(1))
+    made.forward = lambda: (made.first.sum() + made.frozen.sum()) * made.last
+    return fully_shard(made, mesh=mesh(shape, ("replicate", "shard")[-len(shape) :]))
+
+
+def switched(module: FSDPModule) -> dict[str, object]:
+    """Switch to sums by torch's public calls, and return what the group then says."""
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)
+    module.set_reduce_scatter_unused_params(True)
+    module.set_requires_gradient_sync(True)
+    module.set_requires_all_reduce(False)
+    (group,) = module._get_fsdp_state()._fsdp_param_groups
+    return {name: getattr(group, name) for name in SWITCHES}
+
+
+def layout(shape: tuple[int, ...]) -> tuple[dict[str, object], list[Tensor], list[Tensor], int]:
+    """Return switches, this rank's parts by the layout, those by torch's public gradients, and what is left over."""
+    module = shard(shape)
+    found = switched(module)
+    (group,) = module._get_fsdp_state()._fsdp_param_groups
+    flats: list[Tensor] = []
+    hybrid = len(shape) > 1
+    if not hybrid:
+        module.set_all_reduce_hook(lambda flat: flats.append(flat.clone()))
+    total = module()
+    gathered = [one._unsharded_param for one in group.fsdp_params]
+    assert [tuple(one.shape) for one in gathered] == [(3, 2), (5,), (2,), (1,)]
+    total.backward()
+    if hybrid:
+        flats = [group._partial_reduce_output]
+        group._partial_reduce_output = None
+        module.set_requires_all_reduce(True)
+        module().backward()
+    (flat,) = flats
+    parts, begin = [], 0
+    for one in group.fsdp_params:
+        if one.sharded_param.requires_grad:
+            parts.append(flat[begin : begin + one.sharded_size.numel()].view(one.sharded_size))
+            begin += one.padded_sharded_param_size.numel()
+    public = [one.grad.to_local() for one in (module.first, module.idle, module.last)]
+    return found, parts, public, flat.numel() - begin
