@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import Ranks
+from safetensors import safe_open
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -133,3 +134,44 @@ def test_ranks_hold_and_tell_what_the_formulas_say(ranks2: Ranks, mode: str, dty
         sent = scale.moved(job, mode, scale.WORK_BYTES[dtype])
         assert one["rounds"] * sent["microbatch"] == sum(between["moved"])
         assert sent["batch"] == sum(ended["moved"]) - sum(between["moved"])
+
+
+def one_checkpoint(mode: str, dtype: str, directory: str) -> None:
+    """Take one step, and save in the middle of the next batch."""
+    model = placed(mode, WORK[dtype])
+    optimizer = torch.optim.AdamW(model.parameters())
+    grads = augend.Accumulator(model, dtype=dtype, sync="last" if mode == "replicated, last" else "every")
+    data = augend.Batches(torch.randn(32, 8), batch_size=16, microbatch_size=4)
+    run = augend.Checkpoint(directory, model=model, optimizer=optimizer, grads=grads, data=data, background=False)
+    for batch in data:
+        for microbatch in grads.microbatches(batch):
+            total = model(microbatch[0]).square().sum(dim=1)  # [rows]
+            grads.backward(augend.Tally(total, torch.ones(len(total), dtype=torch.int64)))
+            if batch.step == 1:
+                run.save()
+                run.close()
+                return
+        grads.step(optimizer)
+
+
+def bytes_by_rank(directory: Path) -> dict[str, int]:
+    """Return the bytes of tensors that each rank wrote, AdamW's step counters left out."""
+    written: dict[str, int] = {}
+    for path in directory.glob("0*/*/*.safetensors"):
+        with safe_open(path, "pt") as file:
+            sizes = [file.get_tensor(name).nbytes for name in file.keys() if not name.endswith(".step")]  # noqa: SIM118  no mapping
+        written[path.name] = written.get(path.name, 0) + sum(sizes)
+    return written
+
+
+@pytest.mark.parametrize("dtype", WORK)
+@pytest.mark.parametrize("mode", MODES)
+def test_ranks_write_what_the_formulas_say(ranks2: Ranks, tmp_path: Path, mode: str, dtype: str) -> None:
+    """A checkpoint in the middle of a batch: bytes in all, and those of the rank that writes most."""
+    ranks2.run(one_checkpoint, mode, dtype, str(tmp_path))
+    scale = benchmark()
+    parameters = 8 * 16 + 16 + 16 * 4 + 4
+    job = scale.Job("small", parameters, 4, parameters, world=2, shard=1)
+    written = bytes_by_rank(tmp_path)
+    said = scale.written(job, mode, scale.WORK_BYTES[dtype])
+    assert (said["all"], said["busiest_rank"]) == (sum(written.values()), max(written.values()))
