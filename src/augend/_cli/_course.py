@@ -19,6 +19,7 @@ from augend._cli._console import Output
 from augend._cli._directory import CHECKPOINTS, METRICS
 from augend._cli._failures import INTERRUPTED_SAVED, INTERRUPTED_UNSAVED, complain
 from augend._cli._fixed import Fixed
+from augend._cli._launch import Launch
 from augend._cli._signals import Announced
 from augend._config import RunFile
 from augend._fit import Begin, Event, Listener, LossFunction, Step
@@ -37,21 +38,27 @@ class Course:
         directory: The run directory.
         fixed: What the run must have kept since its beginning.
         when_loaded: Called before the first step with the position that was loaded; None if nothing was saved yet.
+        launch: Which rank this is.
     """
 
     _show: Listener  # there from Begin on: a refusal before it needs no bar
 
     def __init__(
-        self, console: Output, directory: Path, fixed: Fixed, when_loaded: Callable[[Position | None], None]
+        self,
+        console: Output,
+        directory: Path,
+        fixed: Fixed,
+        when_loaded: Callable[[Position | None], None],
+        launch: Launch,
     ) -> None:
-        self.begun = False  # on every rank; listeners are called on the first one alone
+        self.begun = False
         self.steps = 0  # taken by this process
         self._console = console
         self._directory = directory
         self._fixed = fixed
         self._resume = f"augend resume {quote(str(directory))}"
         self._when_loaded = when_loaded
-        self._signals = Announced(self._resume)
+        self._signals = Announced(self._resume, launch)
         self._shown = ExitStack()
 
     def run(self, run: RunFile, rows: Rows, training: Training) -> History:
@@ -93,15 +100,19 @@ class Course:
 
     def _beginning(self, loss: LossFunction) -> LossFunction:
         def noted(model: nn.Module, microbatch: Microbatch) -> Tally | Mapping[str, Tally]:
-            self.begun = True
+            self._begin()  # here on the other ranks: listeners are called on the first one alone
             return loss(model, microbatch)
 
         return noted
 
-    def _follow(self, event: Event) -> None:
-        if isinstance(event, Begin):
+    def _begin(self) -> None:
+        if not self.begun:
             self.begun = True
             self._signals.announce()
+
+    def _follow(self, event: Event) -> None:
+        if isinstance(event, Begin):
+            self._begin()
             self._when_loaded(event.position)
             self._show = self._shown.enter_context(progress(self._console))
         elif isinstance(event, Step):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ class Reported:
         if not isinstance(error, Exception):
             return None
         code = WRONG_USAGE if isinstance(error, ConfigError) else FAILED
-        message = str(error) if isinstance(error, AugendError) else placed(error)
+        message = _told(error)
         self._say(message if code == WRONG_USAGE else f"failed: {message}", code, error)
         raise typer.Exit(code)
 
@@ -89,6 +90,15 @@ class Reported:
             message = f"rank {launch.rank}: {message}" if not launch.leads else message
         print(trace, file=sys.stderr, end="")
         complain(message)
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, AugendError):
+        return str(error)
+    if not is_of_lost_ranks(error):
+        return placed(error)
+    what = re.sub(r"^\[[^]]*\] ", "", str(error).partition("\n")[0]).partition(". ")[0]
+    return f"another rank is gone or late ({what}); what it said itself tells why"
 
 
 def placed(error: Exception) -> str:

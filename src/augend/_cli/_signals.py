@@ -10,6 +10,8 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Final, final
 
+from augend._cli._launch import Launch
+
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR: Final = b"\x1b[?25h"
 
@@ -23,10 +25,14 @@ class Announced:
 
     Args:
         resume: The command that goes on with the run.
+        launch: Which rank this is: the first one says the lines. Under torchrun the second signal is not heard: it
+            may be the first one again, to a whole job and then from torchrun, which kills in the end who does not end.
     """
 
-    def __init__(self, resume: str) -> None:
+    def __init__(self, resume: str, launch: Launch) -> None:
         self._resume = resume
+        self._leads = launch.leads
+        self._ends_once_more = not launch.torchrun or launch.desk is not None
 
     def __enter__(self) -> Announced:
         handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -48,8 +54,11 @@ class Announced:
 
     def _first(self, handler: Any, number: int, frame: FrameType | None) -> None:
         for each, before in self._before.items():
-            signal.signal(each, partial(_second, self._resume) if before == signal.SIG_DFL else before)
-        _write("stopping: this micro-batch is finished and saved; once more ends at once")
+            second = partial(_second, self._resume) if before == signal.SIG_DFL else before
+            signal.signal(each, second if self._ends_once_more else signal.SIG_IGN)
+        if self._leads:
+            end = "; once more ends at once" if self._ends_once_more else ""
+            _write(f"stopping: this micro-batch is finished and saved{end}")
         handler(number, frame)
 
 

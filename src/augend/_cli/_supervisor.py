@@ -169,16 +169,20 @@ class _Watch:
         return age >= _GRACE_SECONDS and heard and not vanished and self._agents == self._crew.agents
 
     def _tell_lost(self, current: Mapping[int, Worker], endings: Mapping[int, Ending]) -> None:
-        """Say once that a rank is gone."""
-        for pid, worker in current.items():
-            if pid in self._crew.gone and pid not in endings and pid not in self._told_lost:
-                self._told_lost.add(pid)
-                show_cursor()
-                complain(f"rank {worker.rank} was killed; the run goes on from its newest checkpoint")
+        """Say once of each world that a rank of it is gone; what becomes of the others then is no news."""
+        killed = [
+            pid for pid in current if pid in self._crew.gone and pid not in endings and pid not in self._told_lost
+        ]
         if self._agents != self._crew.agents:
             self._agents = self._crew.agents
-            show_cursor()
-            complain(f"a rank is gone for good; the run goes on from its newest checkpoint, with {self._agents} left")
+            what = f"a rank is gone for good; the run goes on from its newest checkpoint, with {self._agents} left"
+        elif killed:
+            what = f"rank {current[killed[0]].rank} was killed; the run goes on from its newest checkpoint"
+        else:
+            return
+        self._told_lost |= current.keys()
+        show_cursor()
+        complain(what)
 
     def _has_gained(self) -> bool:
         """Tell whether a restart is worth it: something was saved or done since the one before, or it was not often."""

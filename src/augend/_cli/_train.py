@@ -58,12 +58,12 @@ def train(run: RunFile, name: str, directory: Path | None, launch: Launch) -> No
     with joined(launch, run.parallel.timeout_seconds) as ranks:
         begun = ranks.from_first(lambda: _begun(directory, launch))
         if begun:
-            _go_on(run, Path(begun), ranks)
+            _go_on(run, Path(begun), launch, ranks)
             return
         stage = _Stage(run, ranks)
         made = Path(ranks.from_first(lambda: str(_made(name, directory, run, launch))))
         stage.introduce()
-        course = Course(stage.console, made, stage.fixed, lambda _position: None)
+        course = Course(stage.console, made, stage.fixed, lambda _position: None, launch)
         stage.conclude(course.run(run, stage.rows, stage.training), made)
 
 
@@ -84,10 +84,10 @@ def resume(run: RunFile, directory: Path, launch: Launch) -> None:
         typer.Exit: The run was interrupted.
     """
     with joined(launch, run.parallel.timeout_seconds) as ranks:
-        _go_on(run, directory, ranks)
+        _go_on(run, directory, launch, ranks)
 
 
-def _go_on(run: RunFile, directory: Path, ranks: Ranks) -> None:
+def _go_on(run: RunFile, directory: Path, launch: Launch, ranks: Ranks) -> None:
     ranks.agreed(lambda: check_kept(directory) if ranks.leads else None)
     stage = _Stage(run, ranks)
     _check_goes_on(directory, stage.fixed, stage.training.steps, ranks)
@@ -98,7 +98,7 @@ def _go_on(run: RunFile, directory: Path, ranks: Ranks) -> None:
         _say_position(console, position)
         keep_config(directory, run)
 
-    course = Course(console, directory, stage.fixed, when_loaded)
+    course = Course(console, directory, stage.fixed, when_loaded, launch)
     try:
         history = course.run(run, stage.rows, stage.training)
     except ContractError as error:
