@@ -86,8 +86,8 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     if isinstance(model, DistributedDataParallel):
         if model.static_graph:
             raise PlacementError(
-                "a DistributedDataParallel with static_graph=True cannot be kept from averaging; give the plain module, "
-                "or wrap it without static_graph"
+                "a DistributedDataParallel with static_graph=True cannot be kept from averaging; give the plain "
+                "module, or wrap it without static_graph"
             )
         model.require_backward_grad_sync = False
         model = model.module
