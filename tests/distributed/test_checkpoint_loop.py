@@ -170,6 +170,34 @@ def test_training_on_does_not_change_what_is_being_written(ranks2: Ranks, tmp_pa
     assert expected == found
 
 
+def save_after_a_forward(directory: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Save and load while the outermost module still has what it gathered for a forward without a backward."""
+    job = Job(directory, "fsdp")
+    job.advance(4)
+    expected = job.everything()
+    parts = job.run.parts
+    run = augend.Checkpoint(directory, optimizer=parts["optimizer"], model=parts["model"], background=False)
+    with torch.no_grad():
+        job.model(torch.zeros(2, 4))
+    run.save()
+    job.model.reshard()
+    job.advance(3)
+    with torch.no_grad():
+        job.model(torch.zeros(2, 4))
+    run.load_latest()
+    run.close()
+    found = job.everything()
+    return {name: expected[name] for name in ("weights", "moments")}, {
+        name: found[name] for name in ("weights", "moments")
+    }
+
+
+def test_a_model_may_have_gathered_its_parameters(ranks2: Ranks, tmp_path: Path) -> None:
+    """After a validation, FSDP2 keeps the outermost parameters whole: a save and a load do not mind."""
+    expected, found = same(ranks2.run(save_after_a_forward, tmp_path))
+    assert expected == found
+
+
 # ---------------------------------------------------------------- random state
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # torch's checkpoints cut by it too
 from torch.distributed.tensor.placement_types import Placement as Way
@@ -66,6 +67,13 @@ class Layout:
         return DTensor.from_local(local, self.mesh, self.ways, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
+def give_back(module: nn.Module) -> None:
+    """Let sharded modules give back what they gathered for a forward: their parameters are again the optimizer's."""
+    for one in module.modules():
+        if isinstance(one, FSDPModule):
+            one.reshard()
+
+
 def layout_of(tensor: Tensor) -> Layout | None:
     """Return how a tensor is spread; None for a plain one."""
     return Layout(tensor.device_mesh, tuple(tensor.placements)) if isinstance(tensor, DTensor) else None
@@ -74,6 +82,13 @@ def layout_of(tensor: Tensor) -> Layout | None:
 def layouts_of(tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
     """Return the layouts of those tensors that are spread."""
     return {name: layout for name, tensor in tensors.items() if (layout := layout_of(tensor)) is not None}
+
+
+def lies_as(tensor: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors are spread alike, and their parts here have the same shape, strides and device."""
+    here, there = local_of(tensor), local_of(other)
+    alike = layout_of(tensor) is not None and layout_of(tensor) == layout_of(other)
+    return alike and here.stride() == there.stride() and here.device == there.device and tensor.shape == other.shape
 
 
 def local_of(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from augend._checkpoint._chunks import Layout, layouts_of
+from augend._checkpoint._chunks import Layout, layouts_of, lies_as
 from augend.errors import ContractError
 from augend.optim import MasterWeights
 
@@ -197,8 +197,8 @@ def _placed(value: Any, slot: str, parameter: Tensor, options: Mapping[str, Any]
         return type(value)(_placed(one, slot, parameter, options) for one in value)
     if isinstance(value, dict):
         return {key: _placed(one, slot, parameter, options) for key, one in value.items()}
-    if not isinstance(value, Tensor):
-        return value
+    if not isinstance(value, Tensor) or lies_as(value, parameter):
+        return value  # a part of a tensor was read for its place alone: a copy more may be more than a device has
     if slot == "step" and not (options.get("fused") or options.get("capturable")):
         return value.clone()
     if value.shape == parameter.shape:

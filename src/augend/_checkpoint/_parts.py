@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from augend._accumulator import Accumulator
-from augend._checkpoint._chunks import Layout, kept, layout_of, layouts_of
+from augend._checkpoint._chunks import Layout, give_back, kept, layout_of, layouts_of
 from augend._checkpoint._optimizers import (
     capture_optimizer,
     has_own_state,
@@ -126,18 +126,21 @@ class ModulePart(Part):
 
     def capture(self) -> Any:
         """Return the module's state dict, and the versions that its modules write beside it."""
+        give_back(self.owner)
         state = self.owner.state_dict()
         versions = {path: dict(one) for path, one in state._metadata.items()}  # noqa: SLF001  # torch has no other way
         return {"state": dict(state), "versions": versions}
 
     def layouts(self, shapes: Mapping[str, list[int]]) -> Mapping[str, Layout]:
         """Return those of its own tensors, where the shapes are theirs."""
+        give_back(self.owner)
         live = {f"{self.root}{name}": one for name, one in self.owner.state_dict().items() if isinstance(one, Tensor)}
         return layouts_of({name: one for name, one in live.items() if shapes.get(name) == list(one.shape)})
 
     def prepare(self, tree: Any) -> Commit:
         """Compare names, shapes and dtypes; the commit copies into the module's own tensors."""
         module: nn.Module = self.owner
+        give_back(module)
         live = module.state_dict()
         if tree.keys() != {"state", "versions"}:
             raise KeyError(f"the state of a module, not {list(tree)}")
@@ -189,6 +192,7 @@ class OptimizerPart(Part):
         held = {parameter for group in self.owner.param_groups for parameter in group["params"]}
         found: dict[nn.Parameter, tuple[str, str]] = {}
         for part, module in self._modules.items():
+            give_back(module)
             for name, parameter in module.named_parameters():
                 if parameter in held:
                     found.setdefault(parameter, (part, name))
@@ -287,7 +291,8 @@ def commit_all(prepared: Iterable[tuple[Part, Commit]], group: Group) -> None:
     """
     pairs = list(prepared)
     doubtful = [(part, commit) for part, commit in pairs if part.may_refuse]
-    undone = [part.undo() for part, _ in doubtful]
+    what = "every rank to copy what it has"
+    undone = group.agreed(what, lambda: [part.undo() for part, _ in doubtful])
     done = False
     try:
         group.agreed("every rank to take what was loaded", functools.partial(_try, doubtful))
