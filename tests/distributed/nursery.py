@@ -91,11 +91,13 @@ def live(
     measured = begin_measuring(measure)
     code, failed = 1, False
     try:
+        if once:  # as a program of a user, who has no watch over collectives
+            torch.distributed.set_debug_level(torch.distributed.DebugLevel.OFF)
         join(pipe, rank, world, timedelta(seconds=group_seconds))
         threading.excepthook = lambda args: strays.append(f"thread {args.thread}: {args.exc_value!r}")
         sys.unraisablehook = lambda args: strays.append(f"{args.object!r}: {args.exc_value!r}")
         while order := pipe.recv_bytes():
-            answer, failed = work(order, rank)
+            answer, failed = work(order, rank, once=once)
             pipe.send_bytes(answer)
             if once:
                 break
@@ -148,7 +150,7 @@ def join(pipe: Connection, rank: int, world: int, timeout: timedelta) -> None:
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
 
 
-def work(order: bytes, rank: int) -> tuple[bytes, bool]:
+def work(order: bytes, rank: int, *, once: bool) -> tuple[bytes, bool]:
     """Run one case; return what to answer, its outcome and what it left behind, and whether it failed."""
     name, path, function, arguments, checkup = pickle.loads(order)  # noqa: S301  our own words
     torch.manual_seed(0)
@@ -156,7 +158,6 @@ def work(order: bytes, rank: int) -> tuple[bytes, bool]:
     np.random.seed(0)  # noqa: NPY002  the global one is meant
     before = state()
     strays.clear()
-    sys.last_value = None
     warnings.resetwarnings()
     warnings.simplefilter("error")
     error, result = None, None
@@ -166,8 +167,10 @@ def work(order: bytes, rank: int) -> tuple[bytes, bool]:
     except Exception as caught:  # noqa: BLE001  sent to the test, which judges it
         error = caught
         error.add_note(f"rank {rank}:\n{traceback.format_exc()}")
-        error.__traceback__ = None
-        sys.last_value = error  # as the interpreter has it when an exception ends a program
+        if once:
+            sys.last_value, sys.last_traceback = error, error.__traceback__  # as when an exception ends a program
+        else:
+            error.__traceback__ = None
     answer, failed = encode(result, error), error is not None
     del result, error
     warnings.resetwarnings()
