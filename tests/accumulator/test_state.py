@@ -195,6 +195,11 @@ BAD = {
         StateError,
         "must be a multiple of 2^-40",
     ),
+    "total off the grid": (
+        both(changed(f"{M}/total", f"1/{2**1080}"), changed(f"{M}/total_count", "0")),
+        StateError,
+        "'total' is no sum of float64 numbers",
+    ),
     "meta tensor": (changed(S, torch.zeros(3, 4, device="meta")), StateError, "must be a dense tensor"),
     "finished of another term": (
         changed("finished/losses", {"nll": {"value": 1.0, "error": 1.0, "count": 1}}),

@@ -13,7 +13,7 @@ from torch import Tensor
 from augend._accumulate._contract import WORK_DTYPES, Contract, TensorContract, compare_tensors
 from augend._accumulate._reduce import Held, Reduced
 from augend._accumulate._window import Window
-from augend._numerics import COUNT_LIMIT, Moments
+from augend._numerics import COUNT_LIMIT, Moments, to_limbs
 from augend.errors import ContractError, StateError
 
 STATE_VERSION: Final = 1
@@ -232,6 +232,10 @@ def _moments(term: str, plain: object) -> Moments:
         raise StateError(f"the count of term {term!r} must be a multiple of 2^-40; got {moments.count}")
     if moments.count > COUNT_LIMIT:
         raise StateError(f"the count of term {term!r} must be at most 2^63 - 1; got {moments.count}")
+    try:
+        to_limbs(moments)  # ranks could not add it up
+    except ValueError as error:
+        raise StateError(f"moments[{term!r}]: {error}") from error
     return moments
 
 
