@@ -180,6 +180,15 @@ def test_what_is_removed_while_it_is_verified_is_no_damage(tmp_path, monkeypatch
     job.run.close()
 
 
+def test_a_digest_is_the_same_however_much_is_read_at_once(tmp_path, monkeypatch):
+    """A model is hashed tensor by tensor where it is too large to be held."""
+    path = saved(tmp_path, 3)
+    expected = augend.inspect(path).digest
+    for elements in (0, 30, 100):
+        monkeypatch.setattr(_inspect, "_ELEMENTS_HELD", elements)
+        assert expected == augend.inspect(path).digest
+
+
 def test_a_damaged_file_is_no_replacement(tmp_path, monkeypatch):
     """An error in reading what is still there is not taken for one that is gone."""
     path = saved(tmp_path, 3)

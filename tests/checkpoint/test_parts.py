@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import augend
 import reference
-from augend._checkpoint import _save
+from augend._checkpoint import _random, _save
 from augend._checkpoint._optimizers import _placed
 from augend._checkpoint._random import capture_random
 from augend.errors import CheckpointError, ContractError, StateError
@@ -595,6 +595,26 @@ def test_the_generators_of_accelerators_are_saved(tmp_path, monkeypatch, count):
     run.close()
     expected = [[1] * 4, [2] * 4] if count == 2 else [[11] * 4]
     assert expected == [state.tolist() for state in here.states]
+
+
+def test_a_rank_of_several_has_one_accelerator(monkeypatch):
+    """It saves the state of its own alone: to ask the others would wake them up."""
+    asked = []
+    states = {index: torch.full((4,), index, dtype=torch.uint8) for index in range(8)}
+
+    class Module:
+        get_rng_state = staticmethod(lambda index: (asked.append(index), states[index])[1])
+        set_rng_state = staticmethod(lambda state, index: states.update({index: state}))
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 5)
+    monkeypatch.setattr(torch, "get_device_module", lambda: Module)
+    monkeypatch.setattr(_random, "rank_and_world", lambda: (13, 16))
+    saved = capture_random()
+    assert [5] == asked
+    states[5] = states[0]
+    _random.prepare_random(saved)()
+    assert [5] * 4 == states[5].tolist()
 
 
 @pytest.mark.parametrize("name", ["torch", "python", "numpy", "accelerators"])

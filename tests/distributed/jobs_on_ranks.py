@@ -42,6 +42,7 @@ OPTIMIZERS = {
     "adamw": functools.partial(torch.optim.AdamW, lr=0.01),
     "fused": functools.partial(torch.optim.AdamW, lr=0.01, fused=True),
     "momentum": functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+    "nadam": functools.partial(torch.optim.NAdam, lr=0.01),
     "sgd": functools.partial(torch.optim.SGD, lr=1.0),
 }
 

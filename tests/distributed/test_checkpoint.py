@@ -77,7 +77,7 @@ def test_four_ranks_read_what_four_others_wrote(ranks4: Ranks, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("optimizer", "dtype"),
-    [("fused", "float32"), ("momentum", "float32"), ("adamw", "bfloat16"), ("fused", "bfloat16")],
+    [("fused", "float32"), ("momentum", "float32"), ("nadam", "float32"), ("fused", "bfloat16")],
 )
 def test_every_optimizer_goes_from_two_ranks_to_three(ranks: World, tmp_path: Path, optimizer: str, dtype: str) -> None:
     """Moments, masters of 16-bit parameters and counters are the same to the bit; half of the parameters are plain."""

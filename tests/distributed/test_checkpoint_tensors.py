@@ -169,6 +169,63 @@ def test_parameters_without_dims_and_tied_ones(ranks: World, tmp_path: Path, syn
             assert all(torch.equal(one, found[name]) for name, one in expected.items())
 
 
+class Factored(torch.optim.Optimizer):
+    """Keeps a moment of the rows of each matrix on all ranks, one that lies as the matrix, and a count."""
+
+    def step(self) -> None:
+        """Count, and fill the moments."""
+        for group in self.param_groups:
+            for one in group["params"]:
+                slots = self.state[one]
+                slots["count"] = torch.tensor(2.0 + slots.get("count", 0.0))
+                slots["same"] = one.detach() * 3
+                mesh, every = one.device_mesh, [Replicate()] * one.device_mesh.ndim
+                slots["rows"] = distribute_tensor(torch.arange(1.0 + one.shape[0]), mesh, every)
+
+
+class Own(torch.optim.AdamW):
+    """Keeps its state in a way of its own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Add something."""
+        return {**super().state_dict(), "more": 3}
+
+
+OPTIMIZERS = {"factored": lambda parameters: Factored(parameters, {}), "own": Own}
+
+
+def step_once(directory: Path, kind: str, load: bool) -> tuple[str, set[str]]:
+    """Step an optimizer of one's own and save it, or load it into a new one; return all it has, and how it lies."""
+    torch.manual_seed(4)
+    model = placed.PLACES["fsdp"](Net(), ("up", "down")).model
+    optimizer = OPTIMIZERS[kind](list(model.parameters()))
+    run = augend.Checkpoint(directory, model=model, optimizer=optimizer, background=False)
+    if load:
+        run.load_latest()
+    else:
+        for one in model.parameters():
+            one.grad = one.detach() * 2
+        optimizer.step()
+        run.save()
+    run.close()
+    slots = [optimizer.state[one] for one in model.parameters()]
+    kinds = {
+        f"{name}: {one.placements if isinstance(one, DTensor) else 'plain'}"
+        for each in slots
+        for name, one in each.items()
+    }
+    return reference.digest([{name: placed.whole(one) for name, one in each.items()} for each in slots]), kinds
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_optimizer_of_ones_own(ranks: World, tmp_path: Path, kind: str) -> None:
+    """Its moments lie where they did: as the parameter, or where they have another shape, all on each rank."""
+    expected = ranks(2).run(step_once, tmp_path, kind, False)[0]
+    assert 3 == len(expected[1])
+    for world in (2, 3):
+        assert [expected] * world == ranks(world).run(step_once, tmp_path, kind, True)
+
+
 def elements(directory: Path, place: str) -> tuple[int, int, int]:
     """Return how many elements this rank holds copies of in a save, how many it reads, and how many there are."""
     job = Job(directory, place)

@@ -163,7 +163,7 @@ class Lock:
         with _told(unusable):
             make_directories(files, directory)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            file = os.open(directory / _LOCK, flags, 0o666)
+            file = self._file = os.open(directory / _LOCK, flags, 0o666)
         self.token = secrets.token_hex(8)  # by which ranks know that the directory is still this job's
         self._close = weakref.finalize(self, _unlock, file)
         os.register_at_fork(after_in_child=functools.partial(_forget, weakref.ref(self)))
@@ -175,14 +175,13 @@ class Lock:
             raise
 
     def show(self) -> None:
-        """Let other machines see whose the directory is.
+        """Let other machines see whose the directory is. While it is held.
 
         Raises:
             CheckpointError: The disk does not take it.
         """
-        if detached := self._close.peek():
-            with _told("the lock of the checkpoints cannot be written"):
-                os.fsync(*detached[2])
+        with _told("the lock of the checkpoints cannot be written"):
+            os.fsync(self._file)
 
     @property
     def held(self) -> bool:

@@ -88,13 +88,13 @@ class Part(ABC):
             ContractError, StateError: It does not fit; nothing was changed.
         """
 
-    def layouts(self, shapes: Mapping[str, list[int]]) -> Mapping[str, Layout]:  # noqa: ARG002  # not all parts need them
+    @abstractmethod
+    def layouts(self, shapes: Mapping[str, list[int]]) -> Mapping[str, Layout]:
         """Return how saved tensors must be spread over ranks to be loaded; those that are not named are read whole.
 
         Args:
             shapes: Of all saved tensors, by their names in the tree.
         """
-        return {}
 
     @property
     def may_refuse(self) -> bool:
