@@ -87,6 +87,7 @@ def test_parameters_in_sixteen_bits_train(ranks2: Ranks, tmp_path: Path) -> None
     assert done["loss"] < first
 
 
+@pytest.mark.long
 def test_the_program_runs_under_torchrun(tmp_path: Path) -> None:
     """As the page says: two processes of one machine, and the first block is the whole program."""
     (tmp_path / "train.py").write_text(re.search(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)[1], "utf-8")
