@@ -47,9 +47,10 @@ def place(run: RunFile, model: nn.Module, ranks: Ranks) -> str:
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
     """Yield once the modules of every list of equal ones, two or more; inner ones first."""
-    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList | nn.Sequential) and len(one) > 1]
-    found = [block for one in reversed(lists) if _are_equal(list(one)) for block in one]
-    yield from dict.fromkeys(found)
+    modules = list(model.modules())
+    lists = [one for one in modules if isinstance(one, nn.ModuleList | nn.Sequential) and len(one) > 1]
+    found = {block for one in lists if _are_equal(list(one)) for block in one}
+    yield from (module for module in reversed(modules) if module in found)
 
 
 def _are_equal(modules: Sequence[nn.Module]) -> bool:
