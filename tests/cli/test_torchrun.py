@@ -45,7 +45,7 @@ def lines_of(run: str) -> list[dict]:
 
 
 def test_torchrun_trains_one_run(folder):
-    """Two workers make one run directory, print each line once, count each step once, and begin with one rank's loss."""
+    """Two workers make one directory, print each line once, count each step once, and begin with one rank's loss."""
     assert 0 == main(["fit", "stopped.toml", "--run-dir", "alone"])
     done = torchrun("fit", "stopped.toml", "--run-dir", "a")
     assert (0, []) == (done.returncode, ours(done.stderr)), done.stderr
