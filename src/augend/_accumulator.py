@@ -339,7 +339,8 @@ class Accumulator:
     def pending(self) -> Mapping[str, Tensor] | Mapping[str, Mapping[str, Tensor]]:
         """Name to pending sum, for parameters that had a gradient; with several terms, term to such a mapping.
 
-        On several ranks: what this rank holds of each. Read-only; the tensors are live and belong to the accumulator.
+        On several ranks: what this rank holds of each, and of sharded modules also zeros for what nobody used; the
+        complete sums are in ``state_dict()``. Read-only; the tensors are live and belong to the accumulator.
         """
         views = {term: MappingProxyType(sums) for term, sums in self._pending.window.sums.items()}
         return MappingProxyType(views) if self._pending.terms.several else next(iter(views.values()))
