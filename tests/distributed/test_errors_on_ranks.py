@@ -235,7 +235,7 @@ def test_unequal_numbers_of_microbatches_end(ranks2: Ranks, place: str) -> None:
     """A rank that runs one more ends all of them within the group's time-out, and is told of."""
     before = time.monotonic()
     outcomes = ranks2.fatal(one_more, place, group_seconds=3)
-    assert 20 > time.monotonic() - before
+    assert 50 > time.monotonic() - before
     for one in outcomes:
         assert isinstance(one, StateError | LostRankError) or place == "fsdp", one
         assert any(words in told(one) for words in ("number of micro-batches", "not all ranks come")), one
@@ -280,8 +280,8 @@ def late(place: str) -> None:
 def test_an_exception_of_ones_own_ends_the_others(ranks2: Ranks, place: str) -> None:
     """The other rank is told which one raised, what, and what it waited for; it does not wait for the time-out."""
     before = time.monotonic()
-    waited, raised = ranks2.fatal(raise_in_the_loop, place, group_seconds=10)
-    assert 10 > time.monotonic() - before
+    waited, raised = ranks2.fatal(raise_in_the_loop, place, group_seconds=60, seconds=90)
+    assert 50 > time.monotonic() - before
     assert KeyError is type(raised)
     assert isinstance(waited, LostRankError) or place == "fsdp"
     assert 'rank 1 ended by KeyError: "the user\'s own"' in told(waited)
@@ -292,8 +292,8 @@ def test_an_exception_of_ones_own_ends_the_others(ranks2: Ranks, place: str) -> 
 def test_a_lost_rank_is_named(ranks2: Ranks, place: str) -> None:
     """A rank that is killed gives no sign: the other says so, long before the time-out."""
     before = time.monotonic()
-    waited, lost = ranks2.fatal(killed_in_the_loop, place, group_seconds=10)
-    assert 10 > time.monotonic() - before
+    waited, lost = ranks2.fatal(killed_in_the_loop, place, group_seconds=60, seconds=90)
+    assert 50 > time.monotonic() - before
     assert Died is type(lost)
     assert isinstance(waited, LostRankError) or place == "fsdp"
     assert "rank 1 gives no sign" in told(waited)
@@ -304,7 +304,7 @@ def test_a_late_rank_is_waited_for_as_long_as_the_group_says(ranks2: Ranks, plac
     """After the time-out the one that waited is told whom it waited for; so is the one that comes too late."""
     before = time.monotonic()
     came, waited = ranks2.fatal(late, place, group_seconds=2)
-    assert 20 > time.monotonic() - before
+    assert 50 > time.monotonic() - before
     assert "rank 1 waits for" in told(waited)
     assert "rank 0 waits for" in told(came)
     assert "rank 0" in told(waited)

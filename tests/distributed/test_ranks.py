@@ -179,9 +179,9 @@ def test_fatal_returns_what_became_of_each_rank(ranks3: Ranks) -> None:
 def test_an_exception_ends_a_rank_of_fatal(ranks2: Ranks) -> None:
     """As in a program: the others see the connection close long before the group's time-out."""
     before = time.monotonic()
-    waited, raised = ranks2.fatal(raise_beside_a_waiting_rank)
+    waited, raised = ranks2.fatal(raise_beside_a_waiting_rank, group_seconds=60, seconds=90)
     assert (RuntimeError, StateError) == (type(waited), type(raised))
-    assert 15 > time.monotonic() - before
+    assert 50 > time.monotonic() - before
 
 
 def test_fatal_has_a_group_with_its_own_time_out(ranks2: Ranks) -> None:
@@ -189,7 +189,7 @@ def test_fatal_has_a_group_with_its_own_time_out(ranks2: Ranks) -> None:
     before = time.monotonic()
     waited, gone = ranks2.fatal(wait_for_nobody, group_seconds=1)
     assert (RuntimeError, "well") == (type(waited), gone)
-    assert 20 > time.monotonic() - before
+    assert 50 > time.monotonic() - before
 
 
 ORPHAN = """
