@@ -25,6 +25,7 @@ GRID = [
         for place in ["replicated", "last", "fsdp", "hsdp of 3 replicas"]
         for kind in ["narrow", "smooth"]
     ],
+    *[(2, place, "experts") for place in ["fsdp", "hsdp of 1 replica", "replicated"]],
     *[(2, place, "scaled") for place in ["replicated", "last", "wrapped"]],
     *[(world, place, "columns") for world in (2, 3) for place in ["replicated", "fsdp"]],
     *[(2, place, "columns") for place in ["tensor", "tensor beside whole", "tensor and fsdp", "sequence and fsdp"]],
@@ -34,7 +35,7 @@ LONG = [
         (4, place, kind)
         for place in FOUR
         for kind in zoo.KINDS
-        if kind not in ("skipping", "scaled", "half", "columns")
+        if kind not in ("skipping", "scaled", "half", "columns", "rounded")
     ],
     *[
         (3, place, kind)

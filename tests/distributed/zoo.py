@@ -266,5 +266,6 @@ KINDS = {
     "skipping": Kind(lambda: integers(Experts(skip=True)), branched, blocks=("experts.0", "experts.1"), unused="zero"),
     "scaled": Kind(lambda: integers(Scaled())),
     "columns": Kind(lambda: integers(Columns())),
+    "rounded": Kind(lambda: reals(Columns()), exact=False),
     "half": Kind(lambda: integers(Narrow(), torch.bfloat16), blocks=("second",)),
 }
