@@ -103,8 +103,8 @@ class Job:
             pass
 
     def weights(self) -> dict[str, Tensor]:
-        """Return parameters and buffers, whole."""
-        return {name: placed.whole(one) for name, one in self.model.state_dict().items()}
+        """Return parameters and buffers, whole, without the name that a wrapper adds."""
+        return {name.removeprefix("module."): placed.whole(one) for name, one in self.model.state_dict().items()}
 
     def everything(self) -> dict[str, str]:
         """Hash all that a checkpoint brings back, whole, each part by itself."""

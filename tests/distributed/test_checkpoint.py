@@ -18,7 +18,7 @@ import augend
 World = Callable[[int], Ranks]
 
 
-PLACES = ("fsdp", "replicated", "hsdp of 2 replicas", "last", "hybrid of 2 replicas", "tensor beside whole")
+PLACES = ("fsdp", "wrapped", "replicated", "hsdp of 2 replicas", "last", "hybrid of 2 replicas", "tensor beside whole")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from jobs_on_ranks import Job, Net
 from ranks import Ranks
 
 import augend
+from augend._checkpoint import _verify
 from augend.errors import AugendError, CheckpointError, ContractError, LostRankError, PlacementError, StateError
 
 Told = tuple[str, str]
@@ -470,3 +472,41 @@ def test_errors_are_of_the_kinds_that_are_documented() -> None:
     assert issubclass(CheckpointError, RuntimeError)
     assert issubclass(ContractError, ValueError)
     assert issubclass(StateError, RuntimeError)
+
+
+class Slow(Watched):
+    """A disk that takes its time at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waits = 2
+
+    def call(self, kind, *arguments):
+        if kind == "fsync" and self._waits:
+            self._waits -= 1
+            time.sleep(2)
+        return super().call(kind, *arguments)
+
+
+def take_long(directory: Path, which: int) -> tuple[str, str]:
+    """Save and load where one rank's disk is slower than the ranks' time-out."""
+    job = Job(directory, "replicated", background=True)
+    job.advance(1)
+    if dist.get_rank() == which:
+        job.run._files = Slow()
+    job.run.save()
+    job.run.wait()
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == which:
+            real = _verify._check_coverage
+            patch.setattr(_verify, "_check_coverage", lambda *each: (time.sleep(2), real(*each)))
+        position = job.run.load_latest()
+    job.run.close()
+    return position.path.name, str(position)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_slow_rank_is_waited_for(ranks2: Ranks, tmp_path: Path, which: int) -> None:
+    """A disk may take longer than a collective: as long as its rank is there, nobody is lost."""
+    outcomes = ranks2.fatal(take_long, tmp_path, which, group_seconds=3)
+    assert ("00000001-step-0-rows-6", "step 0, 6 rows done") == same(outcomes)

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # torch's checkpoints cut by it too
 from torch.distributed.tensor.placement_types import Placement as Way
+from torch.nn.parallel import DistributedDataParallel
 
 from augend._group import Mesh
 from augend.errors import ContractError
@@ -67,11 +68,16 @@ class Layout:
         return DTensor.from_local(local, self.mesh, self.ways, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
-def give_back(module: nn.Module) -> None:
-    """Let sharded modules give back what they gathered for a forward: their parameters are again the optimizer's."""
-    for one in module.modules():
+def settled(module: nn.Module) -> nn.Module:
+    """Return a module without the wrapper of replicas, so that names do not depend on it.
+
+    Sharded modules give back what they gathered for a forward: their parameters are again those of the optimizer.
+    """
+    inner = module.module if isinstance(module, DistributedDataParallel) else module
+    for one in inner.modules():
         if isinstance(one, FSDPModule):
             one.reshard()
+    return inner
 
 
 def layout_of(tensor: Tensor) -> Layout | None:

@@ -19,6 +19,7 @@ from augend._checkpoint._manifest import STATE_FILE, Manifest, TensorRecord, ran
 from augend._checkpoint._parts import Commit, Part, commit_all
 from augend._checkpoint._position import Position
 from augend._checkpoint._random import prepare_random
+from augend._checkpoint._ranks import patiently
 from augend._checkpoint._storage import read_part
 from augend._checkpoint._tree import DTYPES, join
 from augend._checkpoint._verify import plain_file
@@ -183,7 +184,7 @@ def _prepared(
     with _loading():
         for part in parts:
             read = functools.partial(_read_for, part, path, manifest)
-            tensors = group.agreed(f"every rank to read the part {part.name} of {path}", read)
+            tensors = patiently(group, f"every rank to read the part {part.name} of {path}", read)
             prepare = functools.partial(_prepare, part, path, plains[part.name], tensors)
             prepared.append((part, group.agreed(f"every rank to check the part {part.name} of {path}", prepare)))
     return prepared

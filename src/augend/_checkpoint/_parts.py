@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from augend._accumulator import Accumulator
-from augend._checkpoint._chunks import Layout, give_back, kept, layout_of, layouts_of
+from augend._checkpoint._chunks import Layout, kept, layout_of, layouts_of, settled
 from augend._checkpoint._optimizers import (
     capture_optimizer,
     has_own_state,
@@ -117,7 +117,7 @@ class ModulePart(Part):
     @property
     def parameters(self) -> list[str]:
         """Names of the parameters, tied ones once."""
-        return [name for name, _ in self.owner.named_parameters()]
+        return [name for name, _ in settled(self.owner).named_parameters()]
 
     @property
     def may_refuse(self) -> bool:
@@ -126,21 +126,19 @@ class ModulePart(Part):
 
     def capture(self) -> Any:
         """Return the module's state dict, and the versions that its modules write beside it."""
-        give_back(self.owner)
-        state = self.owner.state_dict()
+        state: Any = settled(self.owner).state_dict()
         versions = {path: dict(one) for path, one in state._metadata.items()}  # noqa: SLF001  # torch has no other way
         return {"state": dict(state), "versions": versions}
 
     def layouts(self, shapes: Mapping[str, list[int]]) -> Mapping[str, Layout]:
         """Return those of its own tensors, where the shapes are theirs."""
-        give_back(self.owner)
-        live = {f"{self.root}{name}": one for name, one in self.owner.state_dict().items() if isinstance(one, Tensor)}
-        return layouts_of({name: one for name, one in live.items() if shapes.get(name) == list(one.shape)})
+        live = {f"{self.root}{name}": one for name, one in settled(self.owner).state_dict().items()}
+        tensors = {name: one for name, one in live.items() if isinstance(one, Tensor)}
+        return layouts_of({name: one for name, one in tensors.items() if shapes.get(name) == list(one.shape)})
 
     def prepare(self, tree: Any) -> Commit:
         """Compare names, shapes and dtypes; the commit copies into the module's own tensors."""
-        module: nn.Module = self.owner
-        give_back(module)
+        module = settled(self.owner)
         live = module.state_dict()
         if tree.keys() != {"state", "versions"}:
             raise KeyError(f"the state of a module, not {list(tree)}")
@@ -192,8 +190,7 @@ class OptimizerPart(Part):
         held = {parameter for group in self.owner.param_groups for parameter in group["params"]}
         found: dict[nn.Parameter, tuple[str, str]] = {}
         for part, module in self._modules.items():
-            give_back(module)
-            for name, parameter in module.named_parameters():
+            for name, parameter in settled(module).named_parameters():
                 if parameter in held:
                     found.setdefault(parameter, (part, name))
         for parameter in held - found.keys():
@@ -227,7 +224,8 @@ class StatefulPart(Part):
         if isinstance(self.owner, Batches) or not (dist.is_available() and dist.is_initialized()):
             return {}
         _, live = split(self.capture(), self.name)
-        return layouts_of({name: one for name, one in live.items() if shapes.get(name) == list(one.shape)})
+        tensors = {name: one for name, one in live.items() if isinstance(one, Tensor)}
+        return layouts_of({name: one for name, one in tensors.items() if shapes.get(name) == list(one.shape)})
 
     def prepare(self, tree: Any) -> Commit:
         """Let the object check the state where it can; else the commit may raise, and is to be undone."""

@@ -17,7 +17,7 @@ import torch
 from augend._checkpoint._directory import check_owner, prune, sweep, unfinished
 from augend._checkpoint._files import Files, remove_tree, write_file
 from augend._checkpoint._manifest import FILE, STATE_FILE, FileRecord, Manifest, random_file, record_of, to_bytes
-from augend._checkpoint._ranks import first_alone
+from augend._checkpoint._ranks import first_alone, patiently
 from augend._checkpoint._save import Snapshot
 from augend._checkpoint._storage import shard_name, write_part
 from augend._group import Group
@@ -61,7 +61,7 @@ def write_checkpoint(place: Place, name: str, snapshot: Snapshot, *, keep: int, 
     run = _Save(place, name, snapshot)
     try:
         first_alone(group, "rank 0 to begin the files", run.begin)
-        records = _gathered(group.agreed("every rank to write its files", run.write), group)
+        records = _gathered(patiently(group, "every rank to write its files", run.write), group)
         first_alone(group, "rank 0 to publish", lambda: run.publish(records))
     except CheckpointError:
         if group.rank == 0:

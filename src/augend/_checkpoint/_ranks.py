@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final, final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar, final
 
 from augend._group import Group
-from augend.errors import ContractError
+from augend.errors import AugendError, ContractError
 
+T = TypeVar("T")
+
+_FIRST_PAUSE_SECONDS: Final = 0.005
+_LONGEST_PAUSE_SECONDS: Final = 1.0  # far from any time-out
 ALONE: Final = Group(None, 0, 1, "one process")
 _HEX_DIGITS: Final = 15  # 60 bits, which an int64 holds with a sign
 
@@ -24,16 +30,51 @@ def told(group: Group, what: str, call: Callable[[], Any]) -> Any:
     def first() -> bytes:
         return json.dumps(call()).encode() if group.rank == 0 else b""
 
-    return json.loads(group.broadcast(what, group.agreed(what, first)))
+    return json.loads(group.broadcast(what, patiently(group, what, first)))
+
+
+def patiently(group: Group, what: str, call: Callable[[], T]) -> T:
+    """Return what a call returns, if it raises on no rank; it may take longer than the ranks' time-out.
+
+    While it runs, ranks tell each other that they are there: so the slow one is waited for, and a lost one is not.
+
+    Raises:
+        AugendError: What the lowest rank raised that raised, on all ranks.
+    """
+    if group.world == 1:
+        return call()
+    done = threading.Event()
+    results: list[T] = []
+    error: AugendError | None = None
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="patience") as executor:
+        others = executor.submit(_be_there, group, what, done)
+        try:
+            results.append(call())  # in this thread, with its modes and its device
+        except AugendError as caught:
+            error = caught
+        finally:
+            done.set()
+        others.result()
+    group.agree(what, error)
+    return results[0]
+
+
+def _be_there(group: Group, what: str, done: threading.Event) -> None:
+    """Come together again and again, until every rank is done."""
+    pause, busy = _FIRST_PAUSE_SECONDS, 1
+    while busy:
+        ended = done.wait(pause)
+        (busy,) = group.maximum(what, [not ended])
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def first_alone(group: Group, what: str, call: Callable[[], object]) -> None:
-    """Make a call on rank 0 alone, and wait for it on all.
+    """Make a call on rank 0 alone, and wait for it on all, however long it takes.
 
     Raises:
         AugendError: What it raised, on all ranks.
     """
-    group.agreed(what, call if group.rank == 0 else lambda: None)
+    patiently(group, what, call if group.rank == 0 else lambda: None)
 
 
 def fingerprint(text: str) -> int:

@@ -17,7 +17,7 @@ from augend._checkpoint._manifest import PartRecord, TensorRecord
 from augend._checkpoint._parts import Part
 from augend._checkpoint._position import Position, check_agreement, position_of
 from augend._checkpoint._random import capture_random
-from augend._checkpoint._ranks import all_equal, check_equal, fingerprint
+from augend._checkpoint._ranks import all_equal, check_equal, fingerprint, patiently
 from augend._checkpoint._tree import split
 from augend._group import Group, Mesh
 from augend.data import Batches
@@ -152,13 +152,17 @@ def _written_here(parts: Mapping[str, _Captured], group: Group) -> dict[str, dic
             holders.append(group.rank if layout is None else lowest_of[layout.mesh])
     writers = iter(group.maximum("every rank to say which tensors it holds", [-rank for rank in holders]))
     mine = iter(holders)
-    chunks: dict[str, dict[str, Chunk]] = {name: {} for name in parts}
-    for name, one in parts.items():
-        for key, (tensor, chunk) in one.tensors.items():
-            first = next(mine) == -next(writers)
-            if first and _is_written(tensor, chunk):
-                chunks[name][key] = _copied(chunk)
-    return chunks
+    chunks = {
+        name: {
+            key: chunk
+            for key, (tensor, chunk) in one.tensors.items()
+            if next(mine) == -next(writers) and _is_written(tensor, chunk)
+        }
+        for name, one in parts.items()
+    }
+    return patiently(
+        group, "every rank to copy its state", lambda: {name: _copied(one) for name, one in chunks.items()}
+    )
 
 
 def _is_written(tensor: Tensor, chunk: Chunk) -> bool:
@@ -172,6 +176,8 @@ def _is_written(tensor: Tensor, chunk: Chunk) -> bool:
     return coordinate is not None and not any(coordinate)
 
 
-def _copied(chunk: Chunk) -> Chunk:
-    copy = torch.empty(chunk.tensor.shape, dtype=chunk.tensor.dtype, device="cpu").copy_(chunk.tensor)
-    return Chunk(chunk.offsets, copy)
+def _copied(chunks: Mapping[str, Chunk]) -> dict[str, Chunk]:
+    return {
+        key: Chunk(one.offsets, torch.empty(one.tensor.shape, dtype=one.tensor.dtype, device="cpu").copy_(one.tensor))
+        for key, one in chunks.items()
+    }

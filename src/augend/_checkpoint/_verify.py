@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from augend._checkpoint._manifest import FILE, STATE_FILE, FileRecord, Manifest, PartRecord, Whole, from_bytes
-from augend._checkpoint._ranks import ALONE, told
+from augend._checkpoint._ranks import ALONE, patiently, told
 from augend._checkpoint._safetensors import NAMES, OFFSETS
 from augend._checkpoint._tree import DTYPES
 from augend._group import Group
@@ -75,8 +75,8 @@ def verified(path: Path, group: Group = ALONE) -> Manifest:
         for part, record in [*manifest.parts.items()][group.rank :: group.world]:
             _check_coverage(path, part, record, [name for name in manifest.files if name.startswith(f"{part}/")])
 
-    group.agreed(f"every rank to hash its share of {path}", hashed)
-    group.agreed(f"every rank to read its share of the headers in {path}", covered)
+    patiently(group, f"every rank to hash its share of {path}", hashed)
+    patiently(group, f"every rank to read its share of the headers in {path}", covered)
     return manifest
 
 
