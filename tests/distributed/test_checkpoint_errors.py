@@ -484,7 +484,7 @@ class Slow(Watched):
     def call(self, kind, *arguments):
         if kind == "fsync" and self._waits:
             self._waits -= 1
-            time.sleep(2)
+            time.sleep(3)
         return super().call(kind, *arguments)
 
 
@@ -499,7 +499,7 @@ def take_long(directory: Path, which: int) -> tuple[str, str]:
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == which:
             real = _verify._check_coverage
-            patch.setattr(_verify, "_check_coverage", lambda *each: (time.sleep(2), real(*each)))
+            patch.setattr(_verify, "_check_coverage", lambda *each: (time.sleep(3), real(*each)))
         position = job.run.load_latest()
     job.run.close()
     return position.path.name, str(position)
@@ -508,5 +508,5 @@ def take_long(directory: Path, which: int) -> tuple[str, str]:
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_slow_rank_is_waited_for(ranks2: Ranks, tmp_path: Path, which: int) -> None:
     """A disk may take longer than a collective: as long as its rank is there, nobody is lost."""
-    outcomes = ranks2.fatal(take_long, tmp_path, which, group_seconds=3)
+    outcomes = ranks2.fatal(take_long, tmp_path, which, group_seconds=5)
     assert ("00000001-step-0-rows-6", "step 0, 6 rows done") == same(outcomes)

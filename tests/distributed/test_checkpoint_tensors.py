@@ -111,15 +111,15 @@ def save_refused(directory: Path, case: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("case", "rank", "what"), [("partial", 0, "to be added up yet"), ("uneven", 1, "one piece of")]
+    ("case", "where", "what"), [("partial", "", "to be added up yet"), ("uneven", "rank 1: ", "one piece of")]
 )
 def test_a_tensor_that_is_not_what_it_says_is_named(
-    ranks2: Ranks, tmp_path: Path, case: str, rank: int, what: str
+    ranks2: Ranks, tmp_path: Path, case: str, where: str, what: str
 ) -> None:
     """A sum whose parts are not added up, a shard of another size: refused on all ranks, before anything is written."""
     first, second = ranks2.run(save_refused, tmp_path, case)
     assert first == second
-    assert first.startswith(f"rank {rank}: box: the tensor 'x' cannot be saved: ")
+    assert first.startswith(f"{where}box: the tensor 'x' cannot be saved: ")
     assert what in first
 
 

@@ -44,18 +44,22 @@ class Checkpoint:
     is executed on loading. It gets its name only when every byte is on disk, so whatever has a name is whole, unless
     the disk has changed it since; that is found by hashes, and the newest good one is used.
 
+    On several ranks each writes its own part of every tensor, and any number of ranks, however the tensors are spread
+    there, reads what it needs; what goes wrong on one rank is raised on all.
+
     Saved are the parts that are given: modules with their buffers, optimizers (by parameter names, without a step, a
     cast or a change), accumulators with the sums of the open batch, the position of the data, and anything else with
     ``state_dict`` and ``load_state_dict``; besides, the state of the global random generators.
 
     Args:
         directory: Where; made and locked by the first load_latest, save_if_due or save. One job at a time may use it.
+            Of several ranks, on a disk that all of them share.
         keep: How many good checkpoints to keep; the only good one is never removed.
         every_steps: ``save_if_due`` saves after so many steps: as soon as the last of them is done.
         every_seconds: ``save_if_due`` saves when so much time has gone by since the last save, also in the middle of
             a batch. If neither is given: 600.
         background: Whether files are written while training goes on. Everything is copied first; an error is raised
-            by the next call.
+            by the next call, of several ranks by the one after it.
         stateful: The parts, by the names under which they are saved.
 
     Raises:
@@ -122,7 +126,9 @@ class Checkpoint:
             CheckpointError: This save, or an earlier one in the background, failed; what was there before is
                 untouched. Or another job uses the directory.
             StateError: Accumulator and data do not agree, a window cannot go on, or a gradient waits in ``.grad``.
-            ContractError: A part holds something that cannot be saved.
+            ContractError: A part holds something that cannot be saved, or that is no tensor and differs on ranks.
+            PlacementError: The process group is another than at the first call.
+            LostRankError: A rank is gone, or somewhere else.
         """
         group = self._enter()
         self.wait()
@@ -155,11 +161,13 @@ class Checkpoint:
         Made to be called after every ``backward`` and after every ``step``; costs microseconds if nothing is due.
         From the first call on, SIGINT and SIGTERM are such a request; a second signal does what it always did.
 
-        Collective: every rank, equally often.
+        Collective: every rank, equally often. A stop that any rank wants, the seconds of rank 0's clock, and a failure
+        in the background are sent without waiting, and taken by all ranks together at the next call.
 
         Raises:
             SystemExit: A stop was requested, and everything is saved and on disk. Its code is 3.
-            CheckpointError, StateError, ContractError: As `save`, also of an earlier save in the background.
+            CheckpointError, StateError, ContractError, PlacementError, LostRankError: As `save`, also of an earlier
+                save in the background.
         """
         group = self._enter()
         self._stop.listen()
@@ -182,10 +190,13 @@ class Checkpoint:
         return [int(self._stop.requested), int(self._saving.failed), int(due)]
 
     def wait(self) -> None:
-        """Wait until what was saved in the background is on disk.
+        """Wait until what was saved in the background is on disk: on each rank, of all ranks.
+
+        Not collective: no rank waits here for another's call.
 
         Raises:
             CheckpointError: It could not be saved.
+            LostRankError: A rank is gone.
         """
         self._saving.wait()
 
@@ -193,7 +204,7 @@ class Checkpoint:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the next `save_if_due` saves and ends the run."""
+        """Whether the next `save_if_due` saves and ends the run; of several ranks this one's wish, one call sooner."""
         return self._stop.requested
 
     def request_stop(self) -> None:
@@ -215,7 +226,8 @@ class Checkpoint:
 
         Raises:
             CheckpointError: There are checkpoints, and none of them is good, or another job uses the directory.
-            ContractError, StateError: It does not fit the parts; they are as they were.
+            ContractError, StateError: It does not fit the parts; they are as they were, on all ranks.
+            PlacementError, LostRankError: As `save`.
         """
         group = self._enter()
         self._stop.requested = False
@@ -255,7 +267,8 @@ class Checkpoint:
 
         Raises:
             CheckpointError: It is not whole.
-            ContractError, StateError: It does not fit the parts; they are as they were.
+            ContractError, StateError: It does not fit the parts; they are as they were, on all ranks.
+            PlacementError, LostRankError: As `save`.
         """
         group = self._tenancy.meet()
         check_equal(group, "a load", self._parts.kinds())
@@ -331,8 +344,10 @@ class Checkpoint:
     def close(self) -> None:
         """Wait for what is being saved, and give back the directory and the signals.
 
+        Not collective. Before the process group is destroyed.
+
         Raises:
-            CheckpointError: It could not be saved.
+            CheckpointError, LostRankError: As `wait`.
         """
         self._poll.drop()
         try:

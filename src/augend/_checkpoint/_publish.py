@@ -124,6 +124,7 @@ class _Save:
     def prune(self, keep: int, damaged: Collection[str]) -> None:
         """Remove the checkpoints that are too many."""
         directory = self._place.directory
+        check_owner(directory, self._place.token)
         try:
             prune(self._place.files, directory, keep, damaged)
         except OSError as error:

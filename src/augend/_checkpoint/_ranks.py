@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 _FIRST_PAUSE_SECONDS: Final = 0.005
 _LONGEST_PAUSE_SECONDS: Final = 1.0  # far from any time-out
-ALONE: Final = Group(None, 0, 1, "one process")
+ALONE: Final = Group(None, 0, 1)
 _HEX_DIGITS: Final = 15  # 60 bits, which an int64 holds with a sign
 
 

@@ -83,11 +83,12 @@ def take_snapshot(parts: Parts, group: Group) -> Snapshot:
 
     all_parts = group.agreed("every rank to read its state", captured)
     state = {"ordinals": parts.ordinals(), "parts": {name: one.plain for name, one in all_parts.items()}}
-    texts = {f"the part {name}": json.dumps([one.plain, _plain(one)]) for name, one in all_parts.items()}
-    check_equal(group, "a save", {**texts, "the order of the accumulators": json.dumps(state["ordinals"])})
+    if group.world > 1:
+        texts = {f"the part {name}": json.dumps([one.plain, _plain(one)]) for name, one in all_parts.items()}
+        check_equal(group, "a save", {**texts, "the order of the accumulators": json.dumps(state["ordinals"])})
     updates = next((accumulator.updates for accumulator in accumulators.values()), 0)
     random = capture_random()
-    shared = all_equal(group, "every rank's random state", fingerprint(json.dumps(random)))
+    shared = group.world == 1 or all_equal(group, "every rank's random state", fingerprint(json.dumps(random)))
     return Snapshot(
         position=position_of(batches, list(states.values()), updates),
         count=next((accumulator.state.count for accumulator in accumulators.values()), 0),
