@@ -304,6 +304,7 @@ STORED = 4  # bytes of a float32 parameter, of its gradient, and of each of Adam
 COMPUTE = 2  # bytes of a parameter on its way to a bfloat16 forward
 BUCKET = 2**23  # elements that replicated ranks add up at a time
 INT64 = 8
+SLOTS = 16  # int64 of one message between ranks
 
 
 def share(size: int, ranks: int) -> int:
@@ -366,15 +367,18 @@ def written(job: Job, mode: str, work: int) -> dict[str, int]:
 def control(job: Job, terms: int = 1) -> dict[str, int]:
     """Return the bytes of what ranks tell each other: what one sends into each reduction, and gets of the others.
 
-    Where a batch begins: whether a rank has an error, and four numbers twice, whose largest and smallest must agree.
-    In a micro-batch, under FSDP2 alone: a hash of the way through the modules, twice. At the end: two such questions,
-    which parameters were used and which not, the moments of every term as fixed-point numbers, and one float64 of
-    every rank, from which each forms the norm.
+    A question of up to 14 numbers is one message of a fixed size, with a mark of what is asked in front, so that ranks
+    that ask different things find out; a longer one comes behind such a message. One is asked where a batch begins, one
+    in each micro-batch under FSDP2, and three at the end: whether a rank has an error, whether all ask for the same, and
+    which parameters were used and which not. Then come the moments of every term as fixed-point numbers, and one
+    float64 of every rank, from which each forms the norm.
     """
+    question = INT64 * SLOTS
+    used = 2 * terms * job.tensors
     return {
-        "begin_maximum": INT64 * (1 + 2 * 4),
-        "microbatch_maximum": INT64 * 2,
-        "end_maximum": INT64 * (1 + (1 + 2 * 4) + 2 * terms * job.tensors),
+        "begin_maximum": question,
+        "microbatch_maximum": question,
+        "end_maximum": 3 * question + (INT64 * used if used > SLOTS - 2 else 0),
         "end_total": INT64 * (2 + terms * LIMBS),
         "end_gather": INT64 * job.world,
     }
