@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from augend._group import Mesh
+from augend._placement._tensors import Placed, is_split
 
 
 def axis_names(mesh: Mesh) -> tuple[str, ...]:
@@ -49,6 +50,13 @@ class Axes:
     def size(self, name: str) -> int:
         """Return how many ranks there are along an axis."""
         return 1 if self.mesh is None else self.mesh.size(self.names.index(name))
+
+    def split(self, lies: Placed | None) -> tuple[str, ...]:
+        """Return the axes along which ranks hold different elements of a tensor that lies so."""
+        if lies is None:
+            return ()
+        names = self.names if lies[0] == self.mesh else axis_names(lies[0])
+        return tuple(axis for axis, way in zip(names, lies[1], strict=True) if is_split(way))
 
     def first(self, names: Collection[str]) -> bool:
         """Tell whether this rank is the first one along all of some axes."""

@@ -2,8 +2,8 @@
 
 Used of it: per module ``_get_fsdp_state()._fsdp_param_groups``; per group ``fsdp_params``, ``mesh_info``,
 ``mp_policy``, the switches, ``_all_reduce_hook`` and ``_partial_reduce_output``; per parameter ``sharded_param``,
-``_unsharded_param``, ``sharded_size`` and ``padded_sharded_param_size``. A probe at construction and a check of every
-layout fail loudly where that changes.
+``_unsharded_param``, ``unsharded_accumulated_grad``, ``sharded_size`` and ``padded_sharded_param_size``. A probe at
+construction and a check of every layout fail loudly where that changes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class FullySharded:
     def check_foreign(self) -> None:
         """Raise GradientError if another backward left sums of its own behind."""
         for name, group in self._groups.items():
-            if group._partial_reduce_output is not None:  # noqa: SLF001  # see the top of the file
+            if group._partial_reduce_output is not None or any(map(_holds_gradient, group.fsdp_params)):  # noqa: SLF001  # see the top of the file
                 raise GradientError(
                     f"module {name!r} holds gradients that this accumulator did not make; they would be counted twice. "
                     'Run every backward through it, or pass foreign="drop"'
@@ -106,6 +106,9 @@ class FullySharded:
         """Drop what another backward left behind."""
         for group in self._groups.values():
             group._partial_reduce_output = None  # noqa: SLF001  # see the top of the file
+            for one in filter(_holds_gradient, group.fsdp_params):
+                one.unsharded_accumulated_grad = None
+                one._unsharded_param.grad = None  # noqa: SLF001  # the same
 
     @contextmanager
     def received_by(self, receiver: Receiver) -> Iterator[None]:
@@ -194,6 +197,12 @@ def _sums(group: Any) -> bool:
         and group.reduce_grads
         and not group.all_reduce_grads
     )
+
+
+def _holds_gradient(one: Any) -> bool:
+    """Tell whether a parameter has a whole gradient that was not reduced: torch keeps these where nothing syncs."""
+    gathered = getattr(one, "_unsharded_param", None)
+    return gathered is not None and (one.unsharded_accumulated_grad is not None or gathered.grad is not None)
 
 
 def _is_hybrid(group: Any) -> bool:

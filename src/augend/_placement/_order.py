@@ -117,7 +117,7 @@ def _explainer(group: weakref.ref[Group]) -> Callable[..., None]:
 
     def hook(module: nn.Module, arguments: Any, output: Any) -> None:  # noqa: ARG001  # torch's own signature
         error, alive = sys.exc_info()[1], group()
-        if error is not None and alive is not None:
+        if output is None and error is not None and alive is not None:  # else a caller handles it, and this went well
             lost = alive.explain("a forward of the sharded model", error)
             if lost is not None:
                 error.add_note(str(lost))

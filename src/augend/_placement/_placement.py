@@ -210,14 +210,14 @@ class Placement:
         if self.group.world == 1:
             return
         what = "the comparison of replicas"
-        hashes = self.group.agreed(
-            what, lambda: {name: _hash(name, one.parameter) for name, one in self._places.items()}
-        )
+        sharded = self.canonical()
+        held = {name: sharded.get(id(one), one) for name, one in self.model.named_parameters()}  # frozen ones too
+        hashes = self.group.agreed(what, lambda: {name: _hash(name, one) for name, one in held.items()})
         kinds: dict[tuple[tuple[str, ...], torch.device], list[str]] = {}
-        for name, one in self._places.items():
-            split = one.split if placed(one.parameter) is not None else ()
+        for name, one in held.items():
+            split = self._axes.split(placed(one))
             alike = tuple(axis for axis in self._axes.names if axis not in split)
-            kinds.setdefault((alike, one.parameter.device), []).append(name)
+            kinds.setdefault((alike, one.device), []).append(name)
         different: list[str] = []
         for (alike, device), names in kinds.items():
             mine = torch.tensor([hashes[name] for name in names], device=device)

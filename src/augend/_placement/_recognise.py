@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -19,7 +20,7 @@ from augend._placement._fsdp import FullySharded, meshes_of
 from augend._placement._place import Place
 from augend._placement._placement import Placement
 from augend._placement._probe import prove_sums
-from augend._placement._tensors import is_split, placed
+from augend._placement._tensors import placed
 from augend.errors import PlacementError
 
 Sync = Literal["every", "last"]
@@ -48,6 +49,7 @@ def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, work: torch.dtype)
         device = next((one.device.type for one in inner.parameters()), "cpu")
         full = init_device_mesh(device, (group.world,), mesh_dim_names=(_DATA,))
     parameters = dict(inner.named_parameters())
+    group.agreed("the look at the mesh", lambda: _refuse_permuted(full))
     axes = Axes(full, _data_axes(parameters, sharded, full))
     trained = {name: one for name, one in parameters.items() if one.requires_grad}
     fsdp = None
@@ -134,6 +136,19 @@ def _full_mesh(parameters: Mapping[str, nn.Parameter], given: Mesh | None) -> Me
     return full
 
 
+def _refuse_permuted(full: Mesh | None) -> None:
+    """torch counts the ranks of a group in their own order, and those of a mesh in the mesh's."""
+    if full is not None:
+        for dim, name in enumerate(axis_names(full)):
+            ranks = dist.get_process_group_ranks(full.get_group(dim))
+            place = full.get_coordinate()
+            if place is not None and ranks.index(dist.get_rank()) != place[dim]:
+                raise PlacementError(
+                    f"along axis {name!r} of the mesh ranks stand in another order than their numbers; make it with "
+                    "init_device_mesh(), or with the ranks of every axis ascending"
+                )
+
+
 def _data_axes(
     parameters: Mapping[str, nn.Parameter], sharded: Mapping[str, FSDPModule], full: Mesh | None
 ) -> tuple[str, ...]:
@@ -163,8 +178,7 @@ def _place(name: str, parameter: nn.Parameter, axes: Axes, fsdp: FullySharded | 
         if over is not None and parameter.dim():
             return Place(parameter, (over, (Shard(0),)), (), axes.names)
         return Place(parameter, None, axes.data, ())
-    names = axes.names if lies[0] == axes.mesh else axis_names(lies[0])
-    split = tuple(axis for axis, way in zip(names, lies[1], strict=True) if is_split(way))
+    split = axes.split(lies)
     added: tuple[str, ...] = ()
     if fsdp is not None and name in fsdp.owned and axes.mesh is not None:
         over_mesh, dim = fsdp.owned[name]
