@@ -19,7 +19,7 @@ from augend._cli._desk import Desk, Ending, Worker
 from augend._cli._supervisor import _Watch
 
 SECONDS = 90
-PIDS = 4_000_000  # above what any system gives to a process
+PIDS = 5_000_000  # above 2^22, the most that Linux gives to a process
 
 
 class Crew:
@@ -30,6 +30,7 @@ class Crew:
         self.agents = 2
         self.gone: set[int] = set()
         self.asked: list[int] = []
+        self.killed: list[int] = []
         self._story = list(story)
         self._workers: list[Worker] = []
 
@@ -86,6 +87,7 @@ def watched(monkeypatch, crew: Crew, *signals: int) -> int:
     monkeypatch.setattr(_supervisor, "_GLANCE_SECONDS", 0)
     monkeypatch.setattr(_supervisor, "_GRACE_SECONDS", 0)
     monkeypatch.setattr(_supervisor, "_FIRST_SECONDS", 0)
+    monkeypatch.setattr(_supervisor, "kill", lambda pid: crew.killed.append(pid - PIDS))
     monkeypatch.setattr(_supervisor.os, "kill", lambda pid, number: crew.asked.append((pid - PIDS, number)))
     watch = _Watch(crew)
     watch.signals += signals
@@ -120,6 +122,7 @@ STORIES = {
         0,
         "augend: a rank is gone for good; the run goes on from its newest checkpoint, with 1 left\n",
     ),
+    "done, and a rank that hangs in its end": ([both_come(), ends(0, code=0), *[nothing] * 3, dies(1)], 0, ""),
     "stopped by torchrun between two worlds": (
         [both_come(), ends(0, code=3), both_come(2), ends(2, code=0), dies(3)],
         0,
@@ -137,6 +140,21 @@ def test_each_story_has_its_end(monkeypatch, tmp_path, capsys, name):
     output, message = capsys.readouterr()
     assert ("", True) == (output, message.startswith(said))
     assert message.count("\n") <= 1
+
+
+def test_who_does_not_find_out_that_a_rank_is_lost_is_killed(monkeypatch, tmp_path, capsys):
+    """A rank that hangs on in a world that is no more is killed after some seconds; its successors are let alone."""
+    monkeypatch.setattr(_supervisor, "_LINGER_SECONDS", 0)
+
+    def next_world(crew: Crew) -> None:
+        assert 1 in crew.killed
+        crew.gone.add(PIDS + 1)
+        crew.come(2, rank=0, agent=1)
+
+    later = [nothing, lambda crew: crew.come(3, rank=1, agent=2), nothing, ends(2, code=0), dies(3)]
+    crew = Crew(tmp_path, both_come(), ends(0, **LOST), next_world, *later)
+    assert 0 == watched(monkeypatch, crew)
+    assert {1} == set(crew.killed)
 
 
 def test_nothing_is_restarted_for_ever(monkeypatch, tmp_path, capsys):
@@ -180,6 +198,12 @@ SIGNALS = {
     "saved": ([nothing, ends(0, code=3), ends(1, code=3)], [signal.SIGTERM], 3, ""),
     "one dies of it": ([nothing, ends(0, code=3), dies(1)], [signal.SIGINT], 3, ""),
     "not yet in training": ([nothing, ends(0, code=130), ends(1, code=130)], [signal.SIGINT], 130, ""),
+    "still in the making": (
+        [nothing, ends(0, code=130, message="interrupted"), ends(1, code=130, message="interrupted")],
+        [signal.SIGINT],
+        130,
+        "interrupted while the ranks were starting; nothing was begun",
+    ),
     "cannot be saved": ([nothing, ends(1, **LOST), ends(0, code=1, message="failed: full")], [2], 1, "failed: full"),
     "not heard": ([nothing, dies(0, 1)], [2], 130, "interrupted while the ranks were starting; nothing was begun"),
     "twice": ([], [2, 15], 130, "ended at once; nothing was begun"),

@@ -85,8 +85,8 @@ class Ranks:
         if result is not None and not failed:
             return result[0]
         kind, _, message = notes[failed[0]].partition("\n")
-        everywhere = len(set(notes)) == 1
-        raise getattr(errors, kind, AugendError)(message if everywhere else f"rank {failed[0]}: {message}") from error
+        first = failed[0]
+        raise getattr(errors, kind, AugendError)(f"rank {first}: {message}" if first else message) from error
 
     def from_first(self, call: Callable[[], str]) -> str:
         """Return on all ranks what a call returns on the first one, or raise there what it raises.

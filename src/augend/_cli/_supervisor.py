@@ -13,7 +13,7 @@ from shlex import quote
 from types import FrameType
 from typing import Any, Final, final
 
-from augend._cli._crew import Crew
+from augend._cli._crew import Crew, kill
 from augend._cli._desk import Ending, Worker
 from augend._cli._directory import CHECKPOINTS, METRICS, checkpoints_of
 from augend._cli._failures import FAILED, INTERRUPTED_SAVED, INTERRUPTED_UNSAVED, complain
@@ -23,6 +23,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _GLANCE_SECONDS: Final = 0.05
 _GRACE_SECONDS: Final = 1.0  # for the cause of a failure to show: a rank that was killed says nothing itself
 _FIRST_SECONDS: Final = 4.0  # for the first rank to say what it makes of the failure of another
+_LINGER_SECONDS: Final = 5.0  # for the ranks that are left to find out by themselves that one is lost
 _END_SECONDS: Final = 10.0  # for the other ranks to come to their end after the first one has
 _IN_VAIN: Final = 5  # restarts in a row without anything gained
 
@@ -69,6 +70,7 @@ class _Watch:
         self._seen: set[int] = set()  # workers of rank 0
         self._failed_at: dict[int, float] = {}  # when the failure of a worker was first seen
         self._told_lost: set[int] = set()
+        self._over_at: dict[int, float] = {}  # until when a worker of a world that is no more may live on
         self._gained: object = None
         self._in_vain = 0
         self._agents = crew.agents
@@ -114,7 +116,7 @@ class _Watch:
             return None
         said = [ending for pid, ending in endings.items() if pid in self._asked]
         first = min(said, key=lambda ending: (ending.lost, ending.rank), default=None)
-        if first is None:
+        if first is None or (first.code == INTERRUPTED_UNSAVED and first.message):
             show_cursor()
             complain(f"interrupted while the ranks were starting; {self._what_is_kept()}")
             return INTERRUPTED_UNSAVED
@@ -147,6 +149,7 @@ class _Watch:
             return self._concluded(min(failed, key=lambda ending: ending.rank))
         if not self._crew.agents:
             return self._given_up(endings)
+        self._clear_away(current, endings)
         self._tell_lost(current, endings)
         return None
 
@@ -167,6 +170,16 @@ class _Watch:
         vanished = any(pid in self._crew.gone and pid not in endings for pid in current)
         heard = age >= _FIRST_SECONDS or any(worker.rank == 0 and pid in endings for pid, worker in current.items())
         return age >= _GRACE_SECONDS and heard and not vanished and self._agents == self._crew.agents
+
+    def _clear_away(self, current: Mapping[int, Worker], endings: Mapping[int, Ending]) -> None:
+        """Kill, after a while, who is left of a world that has lost a rank: torchrun would wait longer for them."""
+        fresh = [pid for pid in current if pid not in self._over_at]
+        lost = any(endings[pid].lost if pid in endings else pid in self._crew.gone for pid in fresh)
+        if lost or self._agents != self._crew.agents:
+            self._over_at |= dict.fromkeys(fresh, time.monotonic() + _LINGER_SECONDS)
+        for pid, end in self._over_at.items():
+            if pid not in self._crew.gone and time.monotonic() >= end:
+                kill(pid)
 
     def _tell_lost(self, current: Mapping[int, Worker], endings: Mapping[int, Ending]) -> None:
         """Say once of each world that a rank of it is gone; what becomes of the others then is no news."""
