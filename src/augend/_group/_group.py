@@ -19,7 +19,8 @@ _SLOTS: Final = 16  # numbers of every message that ranks may come to from diffe
 _MARKS: Final = 2
 _NOTHING: Final = -(2**63)
 _OF_A_COLLECTIVE: Final = (
-    *("gloo", "nccl", "peer", "collective", "process group", "processgroup", "timed out", "tcpstore"),
+    *("gloo", "nccl", "peer", "collective", "process group", "processgroup", "tcpstore"),
+    *("timed out", "timeout", "pair closure", "connection"),
 )
 
 
