@@ -20,7 +20,7 @@ _MARKS: Final = 2
 _NOTHING: Final = -(2**63)
 _OF_A_COLLECTIVE: Final = (
     *("gloo", "nccl", "peer", "collective", "process group", "processgroup", "tcpstore"),
-    *("timed out", "timeout", "pair closure", "connection"),
+    *("timed out", "timeout", "pair closure", "connection", "monitoredbarrier"),
 )
 
 
