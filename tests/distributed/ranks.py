@@ -80,10 +80,14 @@ class Nursery:
         log = Path(self._logs.name) / f"{self._born:04d}-rank{rank}of{world}.log"
         settings = {"rank": rank, "world": world, "log": str(log), "group_seconds": group_seconds, "once": once}
         ours, theirs = Pipe()
-        self._orders.send(("fork", {**settings, "measure": measuring(), "paths": sys.path}))
-        send_handle(self._orders, theirs.fileno(), self._process.pid)
+        try:
+            self._orders.send(("fork", {**settings, "measure": measuring(), "paths": sys.path}))
+            send_handle(self._orders, theirs.fileno(), self._process.pid)
+            pid = self._answer(START_SECONDS)
+        except (EOFError, OSError) as error:  # at its imports, which will not go better next time
+            raise LostError(f"the nursery ended:\n{(Path(self._logs.name) / 'nursery.log').read_text()}") from error
         theirs.close()
-        return Rank(self, rank, self._answer(START_SECONDS), ours, log)
+        return Rank(self, rank, pid, ours, log)
 
     def wait(self, pid: int) -> int:
         """Return the exit code of a rank that is ending."""
@@ -103,7 +107,10 @@ class Nursery:
         words = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "OMP_NUM_THREADS": "1"}
         environment = {**os.environ, **words, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, str(NURSERY), str(theirs.fileno())]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, pass_fds=[theirs.fileno()])
+        with (Path(self._logs.name) / "nursery.log").open("w", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stderr=log, env=environment, pass_fds=[theirs.fileno()]
+            )
         theirs.close()
 
     def _answer(self, seconds: float) -> int:

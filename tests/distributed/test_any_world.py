@@ -14,12 +14,13 @@ from loops import Step, off, parts, train, train_as_usual
 import augend
 import reference
 
-TWO = ["replicated", "last", "wrapped", "fsdp", "hsdp of 1 replica", "hsdp of 2 replicas"]
-TWO += ["hybrid of 1 replica", "hybrid of 2 replicas"]
+TWO = ["replicated", "last", "wrapped", "fsdp", "hsdp of 2 replicas", "hybrid of 2 replicas"]
+WITHOUT_REPLICAS = ["hsdp of 1 replica", "hybrid of 1 replica"]
 FOUR = ["replicated", "last", "wrapped", "fsdp", "hsdp of 2 replicas", "hybrid of 2 replicas"]
 GRID = [
     *[(1, place, kind) for place in ["replicated", "fsdp"] for kind in ["narrow", "smooth"]],
     *[(2, place, kind) for place in TWO for kind in ["narrow", "smooth", "tied", "frozen", "adapted", "conditional"]],
+    *[(2, place, "smooth") for place in WITHOUT_REPLICAS],
     *[
         (3, place, kind)
         for place in ["replicated", "last", "fsdp", "hsdp of 3 replicas"]
@@ -31,6 +32,11 @@ GRID = [
     *[(2, place, "columns") for place in ["tensor", "tensor beside whole", "tensor and fsdp", "sequence and fsdp"]],
 ]
 LONG = [
+    *[
+        (2, place, kind)
+        for place in WITHOUT_REPLICAS
+        for kind in ["narrow", "tied", "frozen", "adapted", "conditional"]
+    ],
     *[
         (4, place, kind)
         for place in FOUR

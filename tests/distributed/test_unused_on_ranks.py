@@ -18,9 +18,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 import augend
 import reference
 
-EVERYWHERE = ["replicated", "last", "wrapped", "fsdp", "hsdp of 1 replica", "hsdp of 2 replicas"]
-EVERYWHERE += ["hybrid of 1 replica", "hybrid of 2 replicas"]
-SHARDED = [place for place in EVERYWHERE if place.startswith(("fsdp", "hsdp", "hybrid"))]
+EVERYWHERE = ["replicated", "last", "wrapped", "fsdp", "hsdp of 2 replicas", "hybrid of 2 replicas"]
+EVERYWHERE += [pytest.param(place, marks=pytest.mark.long) for place in ("hsdp of 1 replica", "hybrid of 1 replica")]
+SHARDED = ["fsdp", "hsdp of 2 replicas", "hybrid of 2 replicas", *EVERYWHERE[-2:]]
 
 
 def turns(
