@@ -22,7 +22,12 @@ MISTAKES = [
     ("", "[checkpoint]\nevery_seconds = 0", [], ["checkpoint.every_seconds = 0", "float > 0", "every_seconds = 60.0"]),
     ("", "[checkpoint]\nevery_seconds = inf", [], ["checkpoint.every_seconds = inf", "expected a finite float"]),
     ("", "[step]\nmax_nrm = 1.0", [], ["step.max_nrm = 1.0", "unknown key", "did you mean max_norm"]),
-    ("", "[parallel]\nrank = 2", [], ["parallel.rank = 2", "unknown key", "did you mean ranks", "mode, ranks, replicas"]),
+    (
+        "",
+        "[parallel]\nrank = 2",
+        [],
+        ["parallel.rank = 2", "unknown key", "did you mean ranks", "mode, ranks, replicas"],
+    ),
     ('steps = "many"', "", [], ["steps = 'many'", "expected int, got str", "for example steps = 400"]),
     ("steps = 1.5", "", [], ["steps = 1.5", "expected int, got float"]),
     ("batch_size = true", "", [], ["batch_size = true", "expected int, got bool", "for example batch_size = 64"]),
@@ -43,11 +48,21 @@ MISTAKES = [
     ("", '[step]\nnonfinite = "ignore"', [], ["step.nonfinite = 'ignore'", "one of 'raise', 'skip'"]),
     ("", '[parallel]\nmode = "ddp"', [], ["parallel.mode = 'ddp'", "one of 'replicated', 'fsdp', 'hsdp'"]),
     ("", "[parallel]\nreplicas = 2", [], ["parallel.replicas = 2", "'fsdp' has no such key", "'hsdp'"]),
-    ("", "", ["parallel.mode=replicated", "parallel.replicas=2"], ["parallel.replicas = 2", "'replicated' has no such"]),
+    (
+        "",
+        "",
+        ["parallel.mode=replicated", "parallel.replicas=2"],
+        ["parallel.replicas = 2", "'replicated' has no such"],
+    ),
     ("", '[parallel]\nranks = 3\nmode = "hsdp"', [], ["parallel.ranks = 3", "replicas = 2", "a multiple of it"]),
     ("", "", ["parallel.ranks=2", "parallel.mode=hsdp", "parallel.replicas=4"], ["parallel.ranks = 2", "replicas = 4"]),
     ("", "[parallel]\nreplicas = 0", [], ["parallel.replicas = 0", "expected int >= 1", "for example replicas = 2"]),
-    ("", "[parallel]\ntimeout_seconds = 0", [], ["timeout_seconds = 0", "expected float >= 1", "timeout_seconds = 30.0"]),
+    (
+        "",
+        "[parallel]\ntimeout_seconds = 0",
+        [],
+        ["timeout_seconds = 0", "expected float >= 1", "timeout_seconds = 30.0"],
+    ),
     ("", "[parallel]\ntimeout_seconds = inf", [], ["timeout_seconds = inf", "expected float <= 1000000"]),
     ("", "[parallel]\nranks = 0", [], ["parallel.ranks = 0", "expected int >= 1"]),
     ("steps = 4\nepochs = 2", "", [], ["steps = 4", "epochs = 2", "keep one"]),
@@ -132,6 +147,18 @@ def test_hsdp_has_two_copies_unless_others_are_asked_for(tmp_path, table, expect
     """mode = "hsdp" alone means replicas = 2; one rank is not divided by them, because the mode then means nothing."""
     run = read(written(tmp_path, f'{LEAST}[parallel]\nmode = "hsdp"\n{table}'))
     assert expected == run.parallel.replicas
+
+
+def test_another_mode_takes_the_copies_out_of_the_file(tmp_path):
+    """--set parallel.mode=fsdp needs no way to unset the replicas of hsdp; those that are set beside it are refused."""
+    path = written(tmp_path, f'{LEAST}[parallel]\nmode = "hsdp"\nreplicas = 2\nranks = 4')
+    run = read(path, [Setting.parse("parallel.mode=fsdp")])
+    assert ("fsdp", None, 4) == (run.parallel.mode, run.parallel.replicas, run.parallel.ranks)
+    assert 2 == read(path, [Setting.parse("parallel.mode=hsdp")]).parallel.replicas
+    with pytest.raises(ConfigError, match="'fsdp' has no such key"):
+        read(path, [Setting.parse("parallel.mode=fsdp"), Setting.parse("parallel.replicas=2")])
+    with pytest.raises(ConfigError, match="'fsdp' has no such key"):  # what the file has wrong stays wrong
+        read(written(tmp_path, f"{LEAST}[parallel]\nreplicas = 2"), [Setting.parse("parallel.mode=fsdp")])
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, 1), (7, 7), (8, 8), (500, 8)])

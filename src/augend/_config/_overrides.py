@@ -12,6 +12,8 @@ from augend._config._refuse import refuse
 from augend.errors import ConfigError
 
 _EXCLUSIVE: Final = {"steps": "epochs", "epochs": "steps"}
+_MODE: Final = ("parallel", "mode")
+_REPLICAS: Final = ("parallel", "replicas")
 
 
 @final
@@ -44,18 +46,28 @@ class Setting:
 def overridden(tables: dict[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:
     """Return the run file's tables with each setting put in its place; the later wins.
 
-    Setting ``steps`` takes ``epochs`` out of the file and the other way round, because they exclude each other.
+    Setting ``steps`` takes ``epochs`` out of the file and the other way round, because they exclude each other; and
+    setting another ``parallel.mode`` than ``hsdp`` takes out the ``replicas`` that belong to that.
 
     Raises:
         ConfigError: A setting goes below something that is no table.
     """
     result = deepcopy(tables)
-    given = {setting.path[0] for setting in settings}
+    paths = {setting.path for setting in settings}
+    given = {path[0] for path in paths}
     for path, value in ((setting.path, setting.value) for setting in settings):
         if path[0] in _EXCLUSIVE and _EXCLUSIVE[path[0]] not in given:
             result.pop(_EXCLUSIVE[path[0]], None)
+        if path == _MODE and value != "hsdp" and _REPLICAS not in paths:
+            _drop_replicas(result)
         _put(result, path, value)
     return result
+
+
+def _drop_replicas(tables: dict[str, Any]) -> None:
+    parallel = tables.get("parallel")
+    if isinstance(parallel, dict) and parallel.get("mode") == "hsdp":
+        parallel.pop("replicas", None)
 
 
 def _parsed(text: str) -> object:
