@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
 import torch
 from torch import nn
 
+from augend._placement import give_back
 from augend.errors import ContractError
 
 WORK_DTYPES: Final = {"float32": torch.float32, "float64": torch.float64}
@@ -48,7 +49,8 @@ class Contract:
         Raises:
             ContractError: A parameter is missing, extra, or differs; names it and says in what.
         """
-        compare_tensors(self.tensors, tensors_of(model), "the model")
+        give_back(model)
+        compare_tensors(self.tensors, tensors_of(model.named_parameters(remove_duplicate=False)), "the model")
 
     def to_plain(self) -> dict[str, object]:
         """Return the contract as plain numbers, strings, lists and dictionaries."""
@@ -63,11 +65,11 @@ class Contract:
         }
 
 
-def tensors_of(model: nn.Module) -> dict[str, TensorContract]:
-    """Describe every parameter of a model once, under its first name."""
+def tensors_of(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, TensorContract]:
+    """Describe parameters once, under their first names; given are all names of each, in the model's order."""
     names: dict[int, list[str]] = {}
     held: dict[int, nn.Parameter] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, parameter in parameters:
         names.setdefault(id(parameter), []).append(name)
         held[id(parameter)] = parameter
     return {

@@ -32,11 +32,11 @@ class Slots:
     def __init__(self, placement: Placement, work: torch.dtype) -> None:
         self.placement = placement
         model = placement.model
-        self.tensors: dict[str, TensorContract] = tensors_of(model)
+        self._seen = _walk(placement)
+        self.tensors: dict[str, TensorContract] = _described(self._seen)
         self.parameters: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
         }
-        self._seen = _walk(placement)
         if not self.parameters:
             raise ContractError("the model has no parameter that requires a gradient: there is nothing to train")
         for name, parameter in self.parameters.items():
@@ -59,7 +59,7 @@ class Slots:
                 _refuse_shared_memory(places, self.parameters)
                 self._places = places
             return
-        compare_tensors(self.tensors, tensors_of(self.placement.model), "the model now")
+        compare_tensors(self.tensors, _described(now), "the model now")
         changed = next(new[0] for old, new in zip(self._seen, now, strict=True) if not _same(old, new))
         raise ContractError(
             f"parameter {changed!r} was replaced by another object, or moved, since the accumulator was made; "
@@ -84,6 +84,10 @@ def _walk(placement: Placement) -> list[_Seen]:
         for name, parameter in placement.model.named_parameters(remove_duplicate=False)
     ]
     return [(name, one, one.dtype, one.shape, one.requires_grad, one.device) for name, one in found]
+
+
+def _described(seen: list[_Seen]) -> dict[str, TensorContract]:
+    return tensors_of((name, parameter) for name, parameter, *_ in seen)
 
 
 def _same(old: _Seen, new: _Seen) -> bool:

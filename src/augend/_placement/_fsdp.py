@@ -1,7 +1,7 @@
 """FSDP2: the one file that knows what torch keeps private about ``fully_shard``.
 
-Used of it: per module ``_get_fsdp_state()._fsdp_param_groups``; per group ``fsdp_params``, ``mesh_info``,
-``mp_policy``, the switches, ``_all_reduce_hook`` and ``_partial_reduce_output``; per parameter ``sharded_param``,
+Used of it: per module ``_get_fsdp_state()._fsdp_param_groups`` and ``_is_root``; per group ``fsdp_params``,
+``mesh_info``, ``mp_policy``, the switches, ``_all_reduce_hook`` and ``_partial_reduce_output``; per parameter ``sharded_param``,
 ``_unsharded_param``, ``unsharded_accumulated_grad``, ``sharded_size`` and ``padded_sharded_param_size``. A probe at
 construction and a check of every layout fail loudly where that changes.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol, final
 
 import torch
@@ -71,6 +71,8 @@ class FullySharded:
         self._names = dict(names)
         self._receiver: Receiver | None = None
         self._seen: set[int] = set()  # unsharded parameters that have a hook
+        self._used_of: set[str] = set()  # of the backward that runs: parameters that had a gradient
+        self._taken_of: set[str] = set()  # and those whose gradients were added up
         for name, group in self._groups.items():
             if group._all_reduce_hook is not None:  # noqa: SLF001  # see the top of the file
                 raise PlacementError(
@@ -115,16 +117,36 @@ class FullySharded:
         """Give what a backward in this block produces to a receiver."""
         self._watch()
         self._receiver = receiver
+        self._used_of, self._taken_of = set(), set()
         self._listen(_hook)
         try:
             yield
             for name, group in self._groups.items():
                 if _is_hybrid(group) and group._partial_reduce_output is not None:  # noqa: SLF001  # as above
                     self._reduced(name, group._partial_reduce_output)  # noqa: SLF001  # as above
+            self._check_delivered()
+        except BaseException:
+            self._abandon()
+            raise
         finally:
             self._receiver = None
             self._listen(lambda _, __: None)
             self.drop()
+
+    def _abandon(self) -> None:
+        """Let torch forget a backward that failed in its midst; else its next one would not reduce, silently."""
+        for module in self.modules.values():
+            if module._get_fsdp_state()._is_root:  # noqa: SLF001  # see the top of the file
+                with suppress(RuntimeError):  # where a rank is lost nothing can be tidied, nor used again
+                    module.reset_iter_state()
+
+    def _check_delivered(self) -> None:
+        """A gradient that was made and not reduced would be missing without a word."""
+        for name in sorted(self._used_of - self._taken_of):
+            raise PlacementError(
+                f"the gradient of parameter {name!r} was not added up over ranks: did a forward or backward outside of the "
+                "accumulator fail before? After one, call reset_iter_state() on the outermost sharded module"
+            )
 
     def _listen(self, hook: Callable[[weakref.WeakMethod[Callable[[str, Tensor], None]], str], Any]) -> None:
         """Set what each module gives its reduced gradients to: only while they are wanted, as others may come later."""
@@ -142,7 +164,9 @@ class FullySharded:
                 continue
             part = flat[begin : begin + one.sharded_size.numel()].view(one.sharded_size)
             begin += one.padded_sharded_param_size.numel()
-            self._receiver.take(self._names[id(one.sharded_param)], part)
+            name = self._names[id(one.sharded_param)]
+            self._taken_of.add(name)
+            self._receiver.take(name, part)
         if begin != flat.numel():
             raise PlacementError(
                 f"module {module!r} reduced {flat.numel()} elements, and its parameters have {begin} here: this torch "
@@ -167,7 +191,18 @@ class FullySharded:
 
     def _used(self, name: str, gathered: Tensor) -> None:
         if self._receiver is not None and gathered.grad is not None:
+            self._used_of.add(name)
             self._receiver.use(name, gathered.grad)
+
+
+def give_back(model: nn.Module) -> None:
+    """Let sharded modules give back what they have gathered, so that parameters are those that optimizers hold.
+
+    torch leaves the outermost module gathered after a forward without a backward. Nothing is sent.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def groups_of(module: FSDPModule) -> list[Any]:

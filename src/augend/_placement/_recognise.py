@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from augend._group import Mesh, open_group, rank_and_world
 from augend._placement._axes import Axes, axis_names
 from augend._placement._chunks import Chunks
-from augend._placement._fsdp import FullySharded, meshes_of
+from augend._placement._fsdp import FullySharded, give_back, meshes_of
 from augend._placement._place import Place
 from augend._placement._placement import Placement
 from augend._placement._probe import prove_sums
@@ -70,6 +70,7 @@ def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, work: torch.dtype)
 def _looked_at(model: nn.Module, mesh: Mesh | None, sync: Sync) -> tuple[nn.Module, dict[str, FSDPModule], Mesh | None]:
     """Return the model without its wrapper, its sharded modules, and the full mesh as far as parameters tell it."""
     inner = _unwrapped(model)
+    give_back(inner)
     parameters = dict(inner.named_parameters())
     for name, parameter in parameters.items():
         _refuse_kind(name, parameter)
