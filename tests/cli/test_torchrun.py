@@ -124,6 +124,7 @@ class Two(nn.Module):
         self.bare = nn.ModuleList([nn.ReLU(), nn.ReLU()])
         self.kinds = nn.ModuleList([nn.Linear(4, 4), nn.Bilinear(2, 2, 4)])
         self.one = nn.ModuleList([nn.Linear(4, 4)])
+        self.lists = nn.ModuleList(nn.ModuleList([nn.Linear(4, 3)]) for _ in range(2))
 
 
 def test_the_blocks_are_those_of_lists_of_equal_ones():

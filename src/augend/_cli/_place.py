@@ -38,7 +38,8 @@ def place(run: RunFile, model: nn.Module, ranks: Ranks) -> str:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
     except (ValueError, NotImplementedError, AssertionError) as error:
-        remedy = f"the model cannot be sharded: {str(error).rstrip('.')}; set parallel.mode = 'replicated'"
+        why = str(error).partition("\n")[0].rstrip(".")
+        remedy = f"the model cannot be sharded: {why}; set parallel.mode = 'replicated'"
         raise refuse("parallel.mode", run.parallel.mode, remedy) from error
     if copies > 1:
         return f"{ranks.world}: {copies} copies of the model, each shared by {ranks.world // copies}"
@@ -54,7 +55,9 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _are_equal(modules: Sequence[nn.Module]) -> bool:
-    """Tell whether modules are of one type and have parameters, of the same names and shapes."""
+    """Tell whether modules are of one type that can be called, and have parameters of the same names and shapes."""
+    if isinstance(modules[0], nn.ModuleList | nn.ModuleDict):
+        return False
     shapes = [{name: parameter.shape for name, parameter in module.named_parameters()} for module in modules]
     types = [type(module) for module in modules]
     return bool(shapes[0]) and all(a == b for a, b in [*pairwise(shapes), *pairwise(types)])
