@@ -117,11 +117,15 @@ class Accumulator:
         foreign: Literal["error", "drop"] = "error",
         max_microbatches: int = 65_536,
     ) -> None:
-        check_words(sync=(sync, ("every", "last")), unused=(unused, ("error", "zero")))
-        check_words(foreign=(foreign, ("error", "drop")))
         names = (terms,) if isinstance(terms, str) else tuple(terms)
-        check_numbers(dtype, float(loss_scale), names, max_microbatches)
-        placement = place(model, mesh=mesh, sync=sync, work=WORK_DTYPES[dtype])
+
+        def work() -> torch.dtype:
+            check_words(sync=(sync, ("every", "last")), unused=(unused, ("error", "zero")))
+            check_words(foreign=(foreign, ("error", "drop")))
+            check_numbers(dtype, float(loss_scale), names, max_microbatches)
+            return WORK_DTYPES[dtype]
+
+        placement = place(model, mesh=mesh, sync=sync, work=work)
         self._pending = Pending(
             placement,
             dtype=dtype,
@@ -199,7 +203,7 @@ class Accumulator:
             ContractError, StateError: As ``backward``.
         """
         terms = self._pending.terms
-        self._pending.add(terms.gradients(gradients), terms.counts(count), summed=summed)
+        self._pending.add(lambda: (terms.gradients(gradients), terms.counts(count)), summed=summed)
 
     # ---------------------------------------------------------------- the end of a batch
 
@@ -235,9 +239,13 @@ class Accumulator:
         Collective. Arguments and errors are those of ``finish``, with one more StateError: the batch was finished
         before a resume.
         """
-        policy = Policy(term_weights=term_weights, empty=empty, nonfinite=nonfinite)
         pending = self._pending
-        pending.check_drain(self._check_replay)
+
+        def ask() -> Policy:
+            self._check_replay()
+            return Policy(term_weights=term_weights, empty=empty, nonfinite=nonfinite)
+
+        policy = pending.check_drain(ask)
         mean = mean_of(pending, policy, self._what(), pending.unused)
         mean = judge_narrowing(mean, 1.0, dict.fromkeys(mean.sums, pending.work), policy, pending)
         state = AccumulatorState.of(self.contract, mean.reduced)
@@ -284,8 +292,8 @@ class Accumulator:
             The factor is formed in float64 and rounded once; see the class for the bound. The norm's relative error
             is at most 1e-12, whatever the magnitudes.
         """
-        policy = Policy(max_norm=max_norm, eps=eps, term_weights=term_weights, empty=empty, nonfinite=nonfinite)
-        return self._finish((), policy)
+        options = FinishOptions(max_norm=max_norm, eps=eps, term_weights=term_weights, empty=empty, nonfinite=nonfinite)
+        return self._finish(list, options)
 
     def step(self, optimizer: Optimizers, **options: Unpack[FinishOptions]) -> Finished:
         """Finish the batch, step the optimizer (or several) once, and leave no ``.grad`` behind.
@@ -303,14 +311,18 @@ class Accumulator:
             ContractError: A trained parameter is held by no optimizer or by two, or an optimizer needs a closure.
                 Otherwise as ``finish``.
         """
-        return self._finish(as_optimizers(optimizer, self._pending.slots.parameters), Policy(**options))
+        return self._finish(lambda: as_optimizers(optimizer, self._pending.slots.parameters), options)
 
-    def _finish(self, optimizers: Sequence[torch.optim.Optimizer], policy: Policy) -> Finished:
+    def _finish(self, optimizers: Callable[[], list[torch.optim.Optimizer]], options: FinishOptions) -> Finished:
         if self._pending.course.replayed and self._last is not None:
             self._pending.course.close()  # the batch was finished before the save: its record, and no second update
             return self._last
-        self._check_replay()
-        done = end_batch(self._pending, optimizers, policy, updates=self._updates)
+
+        def ask() -> tuple[list[torch.optim.Optimizer], Policy]:
+            self._check_replay()
+            return optimizers(), Policy(**options)
+
+        done = end_batch(self._pending, ask, updates=self._updates)
         self._last, self._updates = done, done.update
         return done
 

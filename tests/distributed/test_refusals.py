@@ -22,7 +22,7 @@ REFUSALS = [
     (refusals.other_argument, r"ContractError: loss_scale is .*1\.0.* on rank 0 and .*2\.0.* on rank 1"),
     (refusals.other_policy, "ContractError: unused is 'error' on rank 0 and 'zero' on rank 1"),
     (refusals.part_of_the_ranks, "PlacementError: .*there are 2 ranks: pass the mesh of all of them, mesh="),
-    (refusals.strange_mesh, "PlacementError: .*have no names in common.*pass it as mesh="),
+    (refusals.strange_mesh, "PlacementError: .*is no part of .*pass it as mesh="),
     (refusals.split_over_data, "PlacementError: .*'split' is split over axis 'shard', whose ranks share a batch"),
     (refusals.sparse_kind, "PlacementError: .*'strange' is a Strange; only plain tensors and DTensors"),
     (refusals.partial_parameter, "PlacementError: .*a parameter cannot be partial"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Final, Literal, final
+from typing import Final, Literal, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from augend._placement import Placement
 from augend._tally import Tally
 from augend.errors import AugendError, GradientError, PlacementError, StateError, TallyError
 
+T = TypeVar("T")
+Named = Mapping[str, Gradients]
+Counts = Mapping[str, Fraction]
 _FAILED: Final = "an exception left backward() or add(), so one micro-batch may be half added"
 
 
@@ -71,6 +74,7 @@ class Pending:
         microbatch = self._ready()
         real = microbatch is None or microbatch.real_rows > 0
         _check_rows(tallies, microbatch)
+        self._check_whole(tallies)
         if self.placement.sharded:
             _check_graphs(tallies)
         self._begin()
@@ -86,11 +90,19 @@ class Pending:
                 self.window.add_tally(term, tally, gradients=taken)
         self._end(real=real)
 
-    def add(self, gradients: Mapping[str, Gradients], counts: Mapping[str, Fraction], *, summed: bool) -> None:
-        """Copy gradients that were made elsewhere."""
+    def _check_whole(self, tallies: Mapping[str, Tally]) -> None:
+        for term, tally in tallies.items():
+            if self.placement.is_spread(tally.total) or self.placement.is_spread(tally.count):
+                raise TallyError(
+                    f"the tally of term {term!r} is spread over a mesh; give every rank its rows as plain tensors: "
+                    "call full_tensor() on the output, or let the last layer make a local one"
+                )
+
+    def add(self, given: Callable[[], tuple[Named, Counts]], *, summed: bool) -> None:
+        """Copy gradients that were made elsewhere; ``given`` returns every term's, and its count, or refuses them."""
         what = f"an add(){self.course.place()}"
         group = self.placement.group
-        group.agreed(what, lambda: self._check_added(gradients, counts))
+        gradients, counts = group.agreed(what, lambda: self._checked(*given()))
         names = self._agreed_names(gradients, what)
         self._begin()
         for term, named in gradients.items():
@@ -101,14 +113,15 @@ class Pending:
                 self.window.add_count(term, counts[term])
         self._end(real=not summed or group.rank == 0)
 
-    def _check_added(self, gradients: Mapping[str, Gradients], counts: Mapping[str, Fraction]) -> None:
+    def _checked(self, gradients: Named, counts: Counts) -> tuple[Named, Counts]:
         for term, named in gradients.items():
             check_given(named, self.slots)
             if counts[term] and not named:
                 raise GradientError(f"term {term!r} counts {counts[term]} items and brings no gradient")
         self._ready()
+        return gradients, counts
 
-    def _agreed_names(self, gradients: Mapping[str, Gradients], what: str) -> dict[str, tuple[str, ...]]:
+    def _agreed_names(self, gradients: Named, what: str) -> dict[str, tuple[str, ...]]:
         """Return for each term the parameters of which any rank brings a gradient."""
         keys = [(term, name) for term in gradients for name in self.slots.parameters]
         brought = self.placement.group.maximum(what, [name in gradients[term] for term, name in keys])
@@ -161,21 +174,21 @@ class Pending:
         plain = {name: value for name, value in state.items() if name != "sums"}
         self.placement.group.same(what, {"the saved state": mark(plain)})
 
-    def check_drain(self, check: Callable[[], object] | None = None) -> None:
+    def check_drain(self, ask: Callable[[], T]) -> T:
         """Raise, on all ranks alike, if the window cannot be finished: broken, rows not offered, or a changed model.
 
         Args:
-            check: Whatever else must not raise.
+            ask: What the finish is asked for; it too may refuse.
         """
 
-        def checks() -> None:
-            if check is not None:
-                check()
+        def checked() -> T:
+            asked = ask()
             self.window.guard()
             self.course.check_finishable()
             self.slots.check()
+            return asked
 
-        self.placement.group.agreed(f"the end of the batch{self.course.place()}", checks)
+        return self.placement.group.agreed(f"the end of the batch{self.course.place()}", checked)
 
     def drain(self) -> None:
         """Empty the window; the batch stays open until it is closed."""
@@ -192,7 +205,7 @@ class Pending:
         self.window.guard()
         self.slots.check()
         microbatch = self.course.current()
-        if self.window.microbatches >= self.max_microbatches:
+        if self.window.rounds >= self.max_microbatches:  # the same on all ranks; their sum is checked at the end
             raise StateError(f"the window holds {self.max_microbatches} micro-batches, which is max_microbatches")
         self.taker.check_foreign()
         return microbatch

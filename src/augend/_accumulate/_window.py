@@ -58,6 +58,11 @@ class Window:
             like: The parameter, whose memory layout the sum takes.
         """
         sums = self.sums[term]
+        if gradient.shape != like.shape:  # else it would be broadcast
+            raise GradientError(
+                f"the gradient of {name!r} has shape {list(gradient.shape)} here, and its sum {list(like.shape)}: it "
+                "is cut otherwise than its parameter"
+            )
         if name in sums:
             sums[name].add_(gradient)
         else:

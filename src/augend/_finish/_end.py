@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -13,24 +13,22 @@ from augend._finish._mean import judge_narrowing, mean_of
 from augend._finish._policy import Policy
 from augend._finish._results import Finished
 
+Asked = tuple[Sequence[torch.optim.Optimizer], Policy]
 _STEP_FAILED: Final = "an exception left optimizer.step(), so the update may be half taken"
 
 
-def end_batch(
-    pending: Pending, optimizers: Sequence[torch.optim.Optimizer], policy: Policy, *, updates: int
-) -> Finished:
+def end_batch(pending: Pending, ask: Callable[[], Asked], *, updates: int) -> Finished:
     """Finish the window, step the optimizers if there are any, and return the record. Collective.
 
     Everything that can be refused is refused before the window is touched, on all ranks alike.
 
     Args:
         pending: The accumulator's window and what belongs to it.
-        optimizers: Those to step; with none, the gradient stays in ``.grad``.
-        policy: Clipping, weights, and what to do with nothing and with nan.
+        ask: Returns the optimizers to step (with none, the gradient stays in ``.grad``) and the policy, or refuses.
         updates: Steps really taken before this one.
     """
     what = f"the end of the batch{pending.course.place()}"
-    pending.check_drain(pending.taker.check_foreign)
+    optimizers, policy = pending.check_drain(lambda: _checked(pending, ask))
     targets = targets_of(pending.slots.parameters, optimizers)
     mean = mean_of(pending, policy, what, pending.unused)
     scale = 1.0 if mean.skipped else policy.scale(mean.norm)
@@ -50,3 +48,9 @@ def end_batch(
     scale = 1.0 if mean.skipped else scale
     microbatches = mean.reduced.microbatches
     return Finished(mean.count, microbatches, mean.norm, scale, mean.skipped, taken, mean.losses())
+
+
+def _checked(pending: Pending, ask: Callable[[], Asked]) -> Asked:
+    asked = ask()
+    pending.taker.check_foreign()
+    return asked

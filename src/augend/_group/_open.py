@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh as Mesh
 
 from augend._group._group import Group
-from augend._group._link import Link
-from augend.errors import PlacementError
+from augend._group._link import Link, first_line
+from augend.errors import LostRankError, PlacementError
 
 __all__ = ["Mesh", "open_group", "rank_and_world"]
 
@@ -60,8 +60,14 @@ def open_group(mesh: Mesh | None = None, *, purpose: str) -> Group:
     rank = ranks.index(dist.get_rank())
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  # torch has no other way
     kind = f"augend/{purpose}/{hash(tuple(ranks))}"
-    number = store.add(f"{kind}/{rank}", 1)
-    return Group(Link(store, f"{kind}/{number}", rank, world, _timeout()), rank, world)
+    try:
+        number = store.add(f"{kind}/{rank}", 1)
+        link = Link(store, f"{kind}/{number}", rank, world, _timeout())
+    except RuntimeError as error:
+        raise LostRankError(
+            f"rank {rank} waits for the others of {world} in vain, to make a group for {purpose}: {first_line(error)}"
+        ) from error
+    return Group(link, rank, world)
 
 
 def _timeout() -> dt.timedelta:

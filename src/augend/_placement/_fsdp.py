@@ -1,9 +1,10 @@
 """FSDP2: the one file that knows what torch keeps private about ``fully_shard``.
 
-Used of it: per module ``_get_fsdp_state()._fsdp_param_groups`` and ``_is_root``; per group ``fsdp_params``,
-``mesh_info``, ``mp_policy``, the switches, ``_all_reduce_hook`` and ``_partial_reduce_output``; per parameter ``sharded_param``,
-``_unsharded_param``, ``unsharded_accumulated_grad``, ``sharded_size`` and ``padded_sharded_param_size``. A probe at
-construction and a check of every layout fail loudly where that changes.
+Used of it: per module ``_get_fsdp_state()``, its ``_fsdp_param_groups`` and ``_is_root``; per group ``fsdp_params``,
+``mesh_info``, ``mp_policy``, the switches, ``_all_reduce_hook`` and ``_partial_reduce_output``; per parameter
+``sharded_param``, ``_unsharded_param``, ``_sharded_post_forward_param``, ``unsharded_accumulated_grad``,
+``sharded_size`` and ``padded_sharded_param_size``. A probe at construction and a check of every layout fail loudly
+where that changes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+from torch.utils.hooks import RemovableHandle
 
 from augend._group import Mesh
 from augend.errors import GradientError, PlacementError
@@ -70,7 +72,9 @@ class FullySharded:
         }
         self._names = dict(names)
         self._receiver: Receiver | None = None
-        self._seen: set[int] = set()  # unsharded parameters that have a hook
+        self._seen: set[int] = set()  # gathered parameters that have a hook
+        self._handles: list[RemovableHandle] = []
+        weakref.finalize(self, _remove, self._handles).atexit = False
         self._used_of: set[str] = set()  # of the backward that runs: parameters that had a gradient
         self._taken_of: set[str] = set()  # and those whose gradients were added up
         for name, group in self._groups.items():
@@ -93,7 +97,13 @@ class FullySharded:
 
     def canonical(self) -> dict[int, nn.Parameter]:
         """Return, by the identity of each gathered parameter, the sharded one that it stands for."""
-        return {id(gathered): sharded for gathered, sharded in self._pairs()}
+        found = {id(gathered): sharded for gathered, sharded in self._pairs()}
+        for group in self._groups.values():
+            for one in group.fsdp_params:
+                partly = getattr(one, "_sharded_post_forward_param", None)  # with reshard_after_forward=int
+                if partly is not None:
+                    found[id(partly)] = one.sharded_param
+        return found
 
     def check_foreign(self) -> None:
         """Raise GradientError if another backward left sums of its own behind."""
@@ -144,8 +154,8 @@ class FullySharded:
         """A gradient that was made and not reduced would be missing without a word."""
         for name in sorted(self._used_of - self._taken_of):
             raise PlacementError(
-                f"the gradient of parameter {name!r} was not added up over ranks: did a forward or backward outside of the "
-                "accumulator fail before? After one, call reset_iter_state() on the outermost sharded module"
+                f"the gradient of parameter {name!r} was not added up over ranks: did a forward or backward outside of "
+                "the accumulator fail before? After one, call reset_iter_state() on the outermost sharded module"
             )
 
     def _listen(self, hook: Callable[[weakref.WeakMethod[Callable[[str, Tensor], None]], str], Any]) -> None:
@@ -179,7 +189,8 @@ class FullySharded:
             if id(gathered) not in self._seen and id(sharded) in self._names and sharded.requires_grad:
                 self._seen.add(id(gathered))
                 use = _hook(weakref.WeakMethod(self._used), self._names[id(sharded)])
-                gathered.register_post_accumulate_grad_hook(use)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                handle = gathered.register_post_accumulate_grad_hook(use)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                self._handles.append(handle)
 
     def _pairs(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
         """Yield each gathered parameter that exists, with the sharded one that it stands for."""
@@ -232,6 +243,11 @@ def _sums(group: Any) -> bool:
         and group.reduce_grads
         and not group.all_reduce_grads
     )
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _holds_gradient(one: Any) -> bool:

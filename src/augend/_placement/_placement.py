@@ -17,7 +17,7 @@ from augend._placement._chunks import Chunks
 from augend._placement._fsdp import FullySharded, Receiver
 from augend._placement._order import ForwardOrder
 from augend._placement._place import Place
-from augend._placement._tensors import local_of, placed, spread, summed
+from augend._placement._tensors import laid, local_of, placed, spread
 from augend.errors import ContractError, GradientError
 
 Take = Callable[[str, Tensor], None]
@@ -86,7 +86,7 @@ class Placement:
     def local(self, name: str, gradient: Tensor) -> Tensor:
         """Return the part of a gradient that is here, in the form its parameter has. Collective where it is partial."""
         lies = placed(self._places[name].parameter)
-        return local_of(gradient if lies is None else summed(gradient, lies[1]))
+        return local_of(gradient if lies is None else laid(gradient, lies[1]))
 
     @contextmanager
     def taking(self, receiver: Receiver, what: str) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 import torch
@@ -27,7 +27,7 @@ Sync = Literal["every", "last"]
 _DATA: Final = "data"
 
 
-def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, work: torch.dtype) -> Placement:
+def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, work: Callable[[], torch.dtype]) -> Placement:
     """Find out where the parameters of a model lie, and where their sums are to lie.
 
     Collective over the full mesh, if there are several ranks.
@@ -38,12 +38,13 @@ def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, work: torch.dtype)
         mesh: The full mesh, where the parameters do not tell it.
         sync: Whether the sums of replicated parameters are shared out and added up in every micro-batch, or kept
             whole and added up last.
-        work: Dtype of the sums.
+        work: Returns the dtype of the sums, or refuses what was asked for besides.
 
     Raises:
         PlacementError: The parameters lie as nothing here can serve, or a mesh is needed, or does not fit.
     """
     group = open_group(mesh, purpose="augend accumulator")
+    dtype = group.agreed("the look at the arguments", work)
     inner, sharded, full = group.agreed("the look at the model", lambda: _looked_at(model, mesh, sync))
     if full is None and group.world > 1:
         device = next((one.device.type for one in inner.parameters()), "cpu")
@@ -55,11 +56,11 @@ def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, work: torch.dtype)
     fsdp = None
     if sharded:
         names = {id(one): name for name, one in trained.items()}
-        fsdp = group.agreed("the look at the sharded modules", lambda: FullySharded(sharded, names, work))
-        prove_sums(sharded.values(), work)
+        fsdp = group.agreed("the look at the sharded modules", lambda: FullySharded(sharded, names, dtype))
+        prove_sums(sharded.values(), dtype)
     chunks, over = None, None
     if full is not None and not sharded and sync == "every" and axes.share()[1] > 1 and not axes.tensor:
-        chunks, over = _chunked(trained, full, work)
+        chunks, over = _chunked(trained, full, dtype)
     places = group.agreed(
         "the look at the parameters",
         lambda: {name: _place(name, one, axes, fsdp, over) for name, one in trained.items()},
@@ -129,17 +130,25 @@ def _full_mesh(parameters: Mapping[str, nn.Parameter], given: Mesh | None) -> Me
             "it is known which ranks share a batch"
         )
     for one in meshes:
-        if one != full and not (one.mesh_dim_names and set(one.mesh_dim_names) <= set(axis_names(full))):
+        if one != full and not _is_part(one, full):
             raise PlacementError(
-                f"the parameters lie on {one} and on {full}, which have no names in common: make one mesh with "
-                "mesh_dim_names=, shard over its axes, and pass it as mesh="
+                f"the parameters lie on {one}, which is no part of {full}: make one mesh with mesh_dim_names=, shard "
+                'over its axes, as in mesh["shard"], and pass it as mesh='
             )
     return full
+
+
+def _is_part(one: Mesh, full: Mesh) -> bool:
+    """Tell whether a mesh is some axes of another."""
+    names = one.mesh_dim_names
+    return names is not None and set(names) <= set(full.mesh_dim_names or ()) and full[tuple(names)] == one
 
 
 def _refuse_permuted(full: Mesh | None) -> None:
     """torch counts the ranks of a group in their own order, and those of a mesh in the mesh's."""
     if full is not None:
+        if full.ndim > 1 and full.mesh_dim_names is None:
+            raise PlacementError(f"the axes of {full} have no names; make it with mesh_dim_names=")
         for dim, name in enumerate(axis_names(full)):
             ranks = dist.get_process_group_ranks(full.get_group(dim))
             place = full.get_coordinate()

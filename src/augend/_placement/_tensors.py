@@ -46,9 +46,12 @@ def cut(tensor: Tensor, mesh: Mesh, ways: Sequence[Way]) -> Tensor:
     return tensor
 
 
-def summed(gradient: Tensor, ways: Sequence[Way]) -> Tensor:
-    """Return a gradient that lies as its parameter does, where parts of it are still to be added. Then collective."""
-    if isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements):
+def laid(gradient: Tensor, ways: Sequence[Way]) -> Tensor:
+    """Return a gradient that lies as its parameter does, parts that are still to be added added. Collective if not yet.
+
+    torch leaves the gradient of a tensor-parallel parameter as its last operation made it.
+    """
+    if isinstance(gradient, DTensor) and tuple(gradient.placements) != tuple(ways):
         return gradient.redistribute(placements=tuple(ways))
     return gradient
 
