@@ -60,10 +60,9 @@ class FullySharded:
                     "each over one mesh"
                 )
             for group in groups:
-                if not isinstance(group.mesh_info, FSDPMeshInfo):
-                    raise PlacementError(f"module {name!r} is replicated without shards; give the plain module")
-                self._groups[name] = group
-                _refuse_narrow(name, group, work)
+                if not any(group is one for one in self._groups.values()):  # modules sharded together share one
+                    _refuse_group(name, group, work)
+                    self._groups[name] = group
         self.owned: dict[str, tuple[Mesh, int]] = {  # over which dim of which mesh each is sharded
             names[id(one.sharded_param)]: (group.mesh_info.mesh, group.mesh_info.shard_mesh_dim)
             for group in self._groups.values()
@@ -77,12 +76,7 @@ class FullySharded:
         weakref.finalize(self, _remove, self._handles).atexit = False
         self._used_of: set[str] = set()  # of the backward that runs: parameters that had a gradient
         self._taken_of: set[str] = set()  # and those whose gradients were added up
-        for name, group in self._groups.items():
-            if group._all_reduce_hook is not None:  # noqa: SLF001  # see the top of the file
-                raise PlacementError(
-                    f"module {name!r} has an all-reduce hook of its own, whose sums nobody here knows; shard it over a "
-                    "mesh with an axis of replicas instead"
-                )
+        for name in self._groups:
             switch_to_sums(self.modules[name])
 
     def check(self) -> None:
@@ -260,13 +254,18 @@ def _is_hybrid(group: Any) -> bool:
     return bool(group.mesh_info.mesh.ndim > 1)
 
 
-def _refuse_narrow(name: str, group: Any, work: torch.dtype) -> None:
+def _refuse_group(name: str, group: Any, work: torch.dtype) -> None:
+    if not isinstance(group.mesh_info, FSDPMeshInfo):
+        raise PlacementError(f"module {name!r} is replicated without shards; give the plain module")
+    if group._all_reduce_hook is not None:  # noqa: SLF001  # see the top of the file
+        raise PlacementError(
+            f"module {name!r} has an all-reduce hook of its own, whose sums nobody here knows; shard it over a mesh "
+            "with an axis of replicas instead"
+        )
     policy = group.mp_policy
     for one in group.fsdp_params:
-        if not one.sharded_param.requires_grad:
-            continue
         reduced = policy.reduce_dtype or policy.param_dtype or one.sharded_param.dtype
-        if _WIDTH.get(reduced, 0) < _WIDTH[work]:
+        if one.sharded_param.requires_grad and _WIDTH.get(reduced, 0) < _WIDTH[work]:
             raise PlacementError(
                 f"module {name!r} adds its ranks' gradients up in {reduced}, and the sums are {work}: what is rounded "
                 f"there is lost. Pass mp_policy=MixedPrecisionPolicy(..., reduce_dtype={work}) to fully_shard()"
