@@ -338,6 +338,7 @@ def test_a_signal_to_the_supervisor_comes_once_to_each_worker(tmp_path):
         assert [] == alive(tmp_path)
 
 
+@pytest.mark.long
 def test_a_killed_supervisor_takes_all_with_it(tmp_path):
     """SIGKILL tells nobody; agents and workers end all the same."""
     with supervised(tmp_path) as process:
