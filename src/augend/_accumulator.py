@@ -60,7 +60,8 @@ class Accumulator:
     """Sums the gradients of loss sums over a batch, and divides once, at its end, by the global count.
 
     One sum per parameter in the work dtype, whatever the parameter's own dtype. Gradients are moved into the sums as
-    autograd produces them, so only one micro-batch's activations and about one live gradient are held at a time.
+    autograd produces them, so only one micro-batch's activations and about one live gradient are held at a time; where
+    replicas share the sums (``sync="every"``), the gradients of one micro-batch.
 
     Args:
         model: The module to train. Its trainable parameters are fixed from here on; tied ones count once.
@@ -163,7 +164,8 @@ class Accumulator:
         The loss sum is cast to the work dtype, multiplied by the loss scale, and differentiated. Values are judged at
         finish, so that a GPU never waits here.
 
-        Collective: every rank calls it equally often, also with a count of 0.
+        Collective: every rank calls it equally often, also with a count of 0. What is refused before anything is
+        computed is refused on the rank that it is wrong on; the others find out at the latest by their time-out.
 
         Args:
             tally: The loss of each row, ``[rows]``; with several terms, every term's by name.

@@ -89,7 +89,7 @@ def failed_midway(shape: tuple[int, ...]) -> Made:
 
 
 def made_while_gathered(how: str) -> Made:
-    """Make the accumulator after a forward without a backward, or an ``unshard()``: the parameters are gathered then."""
+    """Make the accumulator after a forward without a backward, or an ``unshard()``: parameters are gathered then."""
     made = fully_shard(model(), mesh=over((2,)))
     if how == "forward":
         with torch.no_grad():
@@ -237,6 +237,28 @@ def mistake(which: str) -> str:
         return told(lambda: grads.finish(eps=-1.0 if wrong else 0.0))
     optimizer = torch.optim.SGD([made.first.weight] if wrong else made.parameters(), lr=1.0)
     return told(lambda: grads.step(optimizer))
+
+
+def looked_at_in_inference_mode(shape: tuple[int, ...]) -> Made:
+    """Look at the sums, and save them, where torch records nothing."""
+    made = fully_shard(model(), mesh=over(shape))
+    grads = augend.Accumulator(made)
+    grads.backward(KIND.loss(made, {name: column[:3] for name, column in zoo.rows().items()}))
+    with torch.inference_mode():
+        assert grads.norm() >= 0
+        assert grads.state_dict()["microbatches"] == torch.distributed.get_world_size()
+    grads.reset()
+    return gradients(made, grads)
+
+
+def beside_the_model() -> str:
+    """Give a total that the model has nothing to do with, on rank 1."""
+    made = fully_shard(model(), mesh=over((2,)))
+    grads = augend.Accumulator(made)
+    tally = KIND.loss(made, {name: column[:3] for name, column in zoo.rows().items()})
+    if torch.distributed.get_rank() == 1:
+        tally = augend.Tally(torch.zeros(3, requires_grad=True) * 1.0, tally.count)
+    return told(lambda: grads.backward(tally))
 
 
 def different_places() -> str:

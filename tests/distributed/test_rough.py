@@ -30,6 +30,7 @@ RIGHT = [
     *[(rough.made_while_gathered, (how,)) for how in ("forward", "unshard")],
     (rough.unsynced_foreign, ("drop",)),
     (rough.inside_except, ()),
+    *[(rough.looked_at_in_inference_mode, (shape,)) for shape in ((2,), (2, 1))],
 ]
 
 
@@ -90,6 +91,13 @@ def test_all_ranks_refuse_alike(
     first, second = ranks2.run(case, *arguments)
     assert first == second
     assert re.search(words, first), first
+
+
+def test_a_total_that_the_model_has_nothing_to_do_with(ranks2: Ranks) -> None:
+    """The rank that gave it is told at once; the other does not wait for longer than the time-out."""
+    waited, wrong = ranks2.fatal(rough.beside_the_model, group_seconds=5)
+    assert "TallyError: the tally's graph does not lead through the sharded model" in wrong
+    assert "LostRankError: rank 0 waits for the end of backward 0" in waited
 
 
 @pytest.mark.parametrize("width", [2, 4])

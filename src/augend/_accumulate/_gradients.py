@@ -56,15 +56,11 @@ class Taker:
         self._window, self._term, self._real = window, term, real
         self._taken, self._whole = set(), {}
         try:
-            if loss is not None:
-                with placement.taking(self, what):
-                    torch.autograd.backward(loss, retain_graph=retain_graph)
-            placement.deal(self._whole, self.take)
-        except RuntimeError as error:
-            lost = placement.group.explain(what, error)
-            if lost is None:
-                raise
-            raise lost from error
+            with placement.group.explained(what):
+                if loss is not None:
+                    with placement.taking(self, what):
+                        torch.autograd.backward(loss, retain_graph=retain_graph)
+                placement.deal(self._whole, self.take)
         finally:
             self._window = None
             self._whole = {}
@@ -128,7 +124,7 @@ class Taker:
         local = placement.local(name, gradient)
         self._taken.add(name)
         if self._real and placement.dealt(name):
-            self._whole[name] = local if name not in self._whole else self._whole[name] + local
+            self._whole[name] = local if name not in self._whole else self._whole[name].to(self._window.work) + local
         elif self._real:
             self.take(name, local)
 

@@ -88,6 +88,7 @@ class Pending:
             taken = self.taker.run(loss, self.window, term, what, retain_graph=keep, real=real)
             if real:
                 self.window.add_tally(term, tally, gradients=taken)
+        self.placement.check_delivered()
         self._end(real=real)
 
     def _check_whole(self, tallies: Mapping[str, Tally]) -> None:

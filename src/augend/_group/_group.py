@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final, TypeVar, final
 
 import torch
@@ -176,6 +177,21 @@ class Group:
                 told = ", ".join(f"{one} on rank {rank}" for rank, one in enumerate(each))
                 raise StateError(f"{what}: {name} must be the same on all ranks; it is {told}")
         return None
+
+    @contextmanager
+    def explained(self, what: str) -> Iterator[None]:
+        """Turn the errors of collectives elsewhere, in this block, into those of this group.
+
+        Raises:
+            LostRankError: A rank is gone, late, or somewhere else.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            lost = self.explain(what, error)
+            if lost is None:
+                raise
+            raise lost from error
 
     def explain(self, what: str, error: BaseException) -> LostRankError | None:
         """Return what an error of a collective elsewhere means for ranks; None if it was none of a collective's."""

@@ -79,6 +79,11 @@ class FullySharded:
         for name in self._groups:
             switch_to_sums(self.modules[name])
 
+    @property
+    def delivered(self) -> bool:
+        """Whether the last backward came to any module."""
+        return bool(self._taken_of)
+
     def check(self) -> None:
         """Raise PlacementError if somebody has set a module to averages since."""
         for name, group in self._groups.items():

@@ -60,6 +60,11 @@ class ForwardOrder:
         handles.append(model.register_forward_hook(_explainer(weakref.ref(group)), always_call=True))
         weakref.finalize(self, _remove, handles)
 
+    @property
+    def entered(self) -> bool:
+        """Whether any module was, since the last backward."""
+        return bool(self._entered.first)
+
     @contextmanager
     def compared(self, what: str) -> Iterator[None]:
         """Compare what was entered since the last backward while this one runs; raise where ranks differ.

@@ -18,7 +18,7 @@ from augend._placement._fsdp import FullySharded, Receiver
 from augend._placement._order import ForwardOrder
 from augend._placement._place import Place
 from augend._placement._tensors import laid, local_of, placed, spread
-from augend.errors import ContractError, GradientError
+from augend.errors import ContractError, GradientError, TallyError
 
 Take = Callable[[str, Tensor], None]
 _HASH_BYTES: Final = 8
@@ -56,6 +56,7 @@ class Placement:
         self._axes = axes
         self._fsdp = fsdp
         self._chunks = chunks
+        self._owing = False  # a forward of sharded modules whose backward has not come
         self._order = None if fsdp is None else ForwardOrder(model, fsdp.modules, group)
 
     # ---------------------------------------------------------------- parameters
@@ -104,8 +105,19 @@ class Placement:
             return
         self._fsdp.check()
         self._fsdp.drop()
+        self._owing = self._owing or self._order.entered
         with self._order.compared(what), self._fsdp.received_by(receiver):
             yield
+        self._owing = self._owing and not self._fsdp.delivered
+
+    def check_delivered(self) -> None:
+        """Raise TallyError if sharded modules ran forwards, and no backward since then came to any of them."""
+        owing, self._owing = self._owing, False
+        if owing:
+            raise TallyError(
+                "the tally's graph does not lead through the sharded model, whose forward ran: other ranks wait for "
+                "this one in its backward. Build the total from the model's output, also where nothing counts"
+            )
 
     def deal(self, gradients: Mapping[str, Tensor], take: Take) -> None:
         """Give every rank its part of the sum over ranks of whole gradients, where ranks share them. Collective."""
@@ -140,7 +152,8 @@ class Placement:
         Args:
             sums: The same names on every rank.
         """
-        return self._axes.add_up(sums, {name: self._places[name].partial for name in sums})
+        with self.group.explained("the sums of all ranks"):
+            return self._axes.add_up(sums, {name: self._places[name].partial for name in sums})
 
     def handed_over(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return complete gradients in the form that their parameters have. Collective.
@@ -149,7 +162,8 @@ class Placement:
             parts: This rank's part of each; the same names on every rank.
         """
         dealt = {name: part for name, part in parts.items() if self.dealt(name)}
-        wholes = {} if self._chunks is None else self._chunks.gather(dealt)
+        with self.group.explained("the other ranks' shares"):
+            wholes = {} if self._chunks is None else self._chunks.gather(dealt)
         return {
             name: wholes[name] if name in wholes else self._places[name].spread(part) for name, part in parts.items()
         }
@@ -175,7 +189,8 @@ class Placement:
             tensor: The whole sum, plain or spread over any mesh.
         """
         one = self._places[name]
-        part = one.part(tensor)
+        with self.group.explained(f"all of {name!r}"):
+            part = one.part(tensor)
         return part if self._axes.first(one.partial) else None
 
     def is_spread(self, tensor: Tensor) -> bool:
@@ -199,7 +214,8 @@ class Placement:
             gradients: The same names on every rank.
         """
         over = dict.fromkeys(gradients, self._axes.data)
-        every = self._axes.add_up(gradients, over)
+        with self.group.explained("the gradients of all ranks"):
+            every = self._axes.add_up(gradients, over)
         return {name: part for name, tensor in every.items() if (part := self.part(name, tensor)) is not None}
 
     def check_replicas(self) -> None:
@@ -221,7 +237,8 @@ class Placement:
         different: list[str] = []
         for (alike, device), names in kinds.items():
             mine = torch.tensor([hashes[name] for name in names], device=device)
-            highest, lowest = self._axes.reduce_(torch.stack([mine, -mine]), alike, dist.ReduceOp.MAX).tolist()
+            with self.group.explained(what):
+                highest, lowest = self._axes.reduce_(torch.stack([mine, -mine]), alike, dist.ReduceOp.MAX).tolist()
             different.extend(name for name, a, b in zip(names, highest, lowest, strict=True) if a != -b)
         error = None
         if different:

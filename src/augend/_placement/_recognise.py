@@ -57,7 +57,8 @@ def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, work: Callable[[],
     if sharded:
         names = {id(one): name for name, one in trained.items()}
         fsdp = group.agreed("the look at the sharded modules", lambda: FullySharded(sharded, names, dtype))
-        prove_sums(sharded.values(), dtype)
+        with group.explained("the proof that gradients are added up"):
+            prove_sums(sharded.values(), dtype)
     chunks, over = None, None
     if full is not None and not sharded and sync == "every" and axes.share()[1] > 1 and not axes.tensor:
         chunks, over = _chunked(trained, full, dtype)

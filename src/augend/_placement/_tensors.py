@@ -17,8 +17,10 @@ Placed = tuple[Mesh, tuple[Way, ...]]
 
 def local_of(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that is in this process, without its history; shares memory."""
-    held = tensor.detach()
-    return held.to_local() if isinstance(held, DTensor) else held
+    if isinstance(tensor, DTensor):
+        with torch.no_grad():
+            return tensor.to_local().detach()
+    return tensor.detach()
 
 
 def placed(tensor: Tensor) -> Placed | None:
