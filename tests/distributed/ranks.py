@@ -187,10 +187,8 @@ class World:
         """Let every rank leave, and end those that do not."""
         for each in self.ranks:
             if not each.pipe.closed:
-                try:
+                with contextlib.suppress(BrokenPipeError):  # it is leaving already
                     each.pipe.send_bytes(b"")
-                except BrokenPipeError:
-                    continue
         end = time.monotonic() + 10
         for each in self.ranks:
             if not each.pipe.closed:
@@ -283,8 +281,10 @@ class Ranks:
             for each, answer in zip(world.ranks, answers, strict=True):
                 if answer is None:
                     outcomes.append(Hung(each.stacks()))
+                    each.kill()
                 else:
                     outcomes.append(answer if isinstance(answer, Died) else opened(answer[0]))
+            world.close()
         finally:
             world.kill()
         return outcomes
