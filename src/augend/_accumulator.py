@@ -90,7 +90,7 @@ class Accumulator:
     Numerics:
         Against the exact sum of the micro-batch gradients gᵢ that autograd produced, per element, without clipping:
         ``|error| <= γ(k) · Σ|gᵢ| / N`` with k = micro-batches + ranks + 3, γ(k) = k·u / (1 - k·u), u = 2⁻²⁴ in float32
-        and 2⁻⁵³ in float64 (Higham 2002, §4.2).
+        and 2⁻⁵³ in float64 (Higham 2002, §4.2). With several terms k = micro-batches + ranks + terms + 6.
 
     Example:
         >>> import torch

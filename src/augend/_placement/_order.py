@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,12 +40,11 @@ class ForwardOrder:
     where the sizes are equal.
 
     Args:
-        model: The model that they are in.
         modules: Every FSDP module, by name.
         group: All ranks.
     """
 
-    def __init__(self, model: nn.Module, modules: Mapping[str, FSDPModule], group: Group) -> None:
+    def __init__(self, modules: Mapping[str, FSDPModule], group: Group) -> None:
         self._group = group
         self._names = list(modules)
         self._entered = _Path()
@@ -57,7 +55,6 @@ class ForwardOrder:
             for index, module in enumerate(modules.values())
             if isinstance(module, nn.Module)
         ]
-        handles.append(model.register_forward_hook(_explainer(weakref.ref(group)), always_call=True))
         weakref.finalize(self, _remove, handles)
 
     @property
@@ -113,19 +110,6 @@ def _hook(note: weakref.WeakMethod[Callable[[int], None]], index: int) -> Callab
         alive = note()
         if alive is not None:
             alive(index)
-
-    return hook
-
-
-def _explainer(group: weakref.ref[Group]) -> Callable[..., None]:
-    """Return a hook that adds to an error of a collective which ranks are missing, and what the others wait for."""
-
-    def hook(module: nn.Module, arguments: Any, output: Any) -> None:  # noqa: ARG001  # torch's own signature
-        error, alive = sys.exc_info()[1], group()
-        if output is None and error is not None and alive is not None:  # else a caller handles it, and this went well
-            lost = alive.explain("a forward of the sharded model", error)
-            if lost is not None:
-                error.add_note(str(lost))
 
     return hook
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from augend._group import Group
 from augend._placement._axes import Axes
 from augend._placement._chunks import Chunks
+from augend._placement._explain import explain_forwards
 from augend._placement._fsdp import FullySharded, Receiver
 from augend._placement._order import ForwardOrder
 from augend._placement._place import Place
@@ -57,7 +58,10 @@ class Placement:
         self._fsdp = fsdp
         self._chunks = chunks
         self._owing = False  # a forward of sharded modules whose backward has not come
-        self._order = None if fsdp is None else ForwardOrder(model, fsdp.modules, group)
+        self._order = None if fsdp is None else ForwardOrder(fsdp.modules, group)
+
+        if group.world > 1:
+            explain_forwards(model, group)
 
     # ---------------------------------------------------------------- parameters
 
