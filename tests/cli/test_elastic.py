@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -115,9 +115,14 @@ def running(*arguments: str) -> Iterator[subprocess.Popen]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the processes that a process has started, in their order."""
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)  # noqa: S607
-    return [int(each) for each in listed.stdout.split() if is_alive(int(each))]
+    """Return the processes that a process has started and that are there still, in their order."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # gone in the meantime
+            state, parent = entry.read_text("utf-8", "replace").rpartition(") ")[2].split()[:2]
+            if (int(parent), state != "Z") == (pid, True):
+                found.append(int(entry.parent.name))
+    return sorted(found)
 
 
 def family_of(pid: int) -> list[int]:

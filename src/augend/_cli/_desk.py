@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 _RUN: Final = "run"
 _OPEN: Final = "open"
@@ -83,13 +83,12 @@ class Desk:
 
     def workers(self) -> dict[int, Worker]:
         """Return every worker that ever came, by its process, in the order in which they came."""
-        files = sorted(self._path.glob("worker-*"), key=lambda file: file.stat().st_mtime_ns)
-        found = [Worker(**json.loads(file.read_bytes())) for file in files]
+        found = [Worker(**note) for note in self._notes("worker-*")]
         return {worker.pid: worker for worker in found}
 
     def endings(self) -> dict[int, Ending]:
-        """Return how every worker ended that said so, by its process."""
-        found = [Ending(**json.loads(file.read_bytes())) for file in self._path.glob("ending-*")]
+        """Return how every worker ended that said so, by its process, the latest last."""
+        found = [Ending(**note) for note in self._notes("ending-*")]
         return {ending.pid: ending for ending in found}
 
     def arrive(self) -> None:
@@ -107,6 +106,10 @@ class Desk:
     def is_open(self) -> bool:
         """Return whether the agents may begin."""
         return (self._path / _OPEN).exists()
+
+    def _notes(self, names: str) -> list[dict[str, Any]]:
+        files = sorted(self._path.glob(names), key=lambda file: file.stat().st_mtime_ns)
+        return [json.loads(file.read_bytes()) for file in files]
 
     def _leave(self, name: str, note: dict[str, object]) -> None:
         partial = self._path / f"new-{name}-{os.getpid()}"

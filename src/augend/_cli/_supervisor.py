@@ -139,7 +139,7 @@ class _Watch:
             if worker.rank == 0 and worker.pid not in self._seen:
                 self._seen.add(worker.pid)
                 if len(self._seen) > 1 and not self._has_gained():
-                    return self._given_up(endings)
+                    return self._given_up("ranks were lost again and again, with nothing gained between", endings)
         said = [endings[pid] for pid in current if pid in endings]
         done = next((ending for ending in said if ending.rank == 0 and ending.code == 0), None)
         if done is not None:
@@ -148,7 +148,7 @@ class _Watch:
         if failed and self._is_the_cause(failed, current, endings):
             return self._concluded(min(failed, key=lambda ending: ending.rank))
         if not self._crew.agents:
-            return self._given_up(endings)
+            return self._given_up("no rank is left", endings)
         self._clear_away(current, endings)
         self._tell_lost(current, endings)
         return None
@@ -208,12 +208,11 @@ class _Watch:
         self._gained = gained
         return self._in_vain < _IN_VAIN
 
-    def _given_up(self, endings: Mapping[int, Ending]) -> int:
-        latest = max(endings.values(), key=lambda ending: self._failed_at.get(ending.pid, 0.0), default=None)
-        why = f"{latest.message}; " if latest is not None and latest.message else ""
-        last = "" if why else f"{words}; " if (words := self._crew.last_words()) else ""
+    def _given_up(self, what: str, endings: Mapping[int, Ending]) -> int:
+        said = [ending.message.removeprefix("failed: ") for ending in endings.values() if ending.message]
+        last = said[-1] if said else self._crew.last_words()
         show_cursor()
-        complain(f"failed: the ranks were lost too often, with nothing gained; {why}{last}{self._what_is_kept()}")
+        complain(f"failed: {what}; {f'{last}; ' if last else ''}{self._what_is_kept()}")
         return FAILED
 
     def _concluded(self, ending: Ending) -> int:
