@@ -369,8 +369,8 @@ def control(job: Job, terms: int = 1) -> dict[str, int]:
 
     A question of up to 14 numbers is one message of a fixed size, with a mark of what is asked in front, so that ranks
     that ask different things find out; a longer one comes behind such a message. One is asked where a batch begins, one
-    in each micro-batch under FSDP2, and three at the end: whether a rank has an error, whether all ask for the same, and
-    which parameters were used and which not. Then come the moments of every term as fixed-point numbers, and one
+    in each micro-batch under FSDP2, and three at the end: whether a rank has an error, whether all ask for the same,
+    and which parameters were used. Then come the moments of every term as fixed-point numbers, and one
     float64 of every rank, from which each forms the norm.
     """
     question = INT64 * SLOTS

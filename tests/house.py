@@ -31,7 +31,8 @@ FILE_LINES = 300  # both without docstrings, which may be as long as what they e
 FUNCTION_LINES = 45
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
-DISTRIBUTED_ROOMS = {"_group", "_placement", "_checkpoint", "_cli"}  # the last one starts ranks, as a user's script does
+# The command line starts ranks, as a user's own script does.
+DISTRIBUTED_ROOMS = {"_group", "_placement", "_checkpoint", "_cli"}
 STEPPING_ROOMS = {"_finish", "optim"}
 PRINTING_ROOMS = {"_progress", "_cli"}
 SHELL_MODULES = {"argparse", "click", "tomllib", "tomli_w", "tomlkit", "typer"}
