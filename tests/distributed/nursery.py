@@ -26,7 +26,9 @@ from types import FrameType
 from typing import Any
 
 import coverage
+import hypothesis
 import numpy as np
+import pytest
 import torch
 import torch.distributed
 import torch.distributed.checkpoint
@@ -34,6 +36,8 @@ import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
 
 import augend
+
+HELD = hypothesis, pytest  # which every case's file imports: once here, for all ranks
 
 # What ended by itself in a rank without reaching its case: an exception in a thread or in a destructor.
 strays: list[str] = []

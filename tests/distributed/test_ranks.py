@@ -140,7 +140,7 @@ def test_a_rank_that_dies_fails_the_test_and_not_the_next(ranks2: Ranks) -> None
 def test_a_rank_that_hangs_fails_the_test_and_not_the_next(ranks2: Ranks) -> None:
     """The message shows where the rank was; the next case runs in a new world."""
     with pytest.raises(LostError, match=r"rank 0 hung(.|\n)*in sleep"):
-        ranks2.run(sleep, 0, 50.0, seconds=0.5)
+        ranks2.run(sleep, 0, 50.0, seconds=4)
     assert [3, 3] == [int(total) for _, _, total in ranks2.run(add, 1)]
 
 
@@ -170,7 +170,7 @@ def test_fatal_returns_what_became_of_each_rank(ranks3: Ranks) -> None:
     first, second, third = ranks3.fatal(end, 1)
     assert ("well", -9, "well") == (first, second.code, third)
     assert isinstance(second, Died)
-    outcomes = ranks3.fatal(sleep, 2, 50.0, seconds=1)
+    outcomes = ranks3.fatal(sleep, 2, 50.0, seconds=5)
     assert ["well", "well"] == outcomes[:2]
     assert isinstance(outcomes[2], Hung)
     assert "in sleep" in outcomes[2].log
