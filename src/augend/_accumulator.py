@@ -194,9 +194,10 @@ class Accumulator:
 
         Args:
             gradients: Name to gradient of ``loss_scale`` times a loss SUM, shaped like the parameter and of any real
-                floating dtype; copied. With several terms, term to such a mapping.
+                floating dtype; copied. A plain one is this rank's own. A DTensor must be given on every rank of its
+                mesh; along an axis of replicas each rank's copy counts. With several terms, term to such a mapping.
             count: The items (a whole number) or the weight that they cover; with several terms, one for each.
-            summed: The gradients are already summed over ranks.
+            summed: The gradients, and the count, are already summed over ranks: the same on each.
 
         Raises:
             GradientError: A gradient is of an unknown or frozen parameter or does not fit it, a count comes without

@@ -311,3 +311,26 @@ def left_behind() -> tuple[int, int, int]:
             open_files.append(len(list(Path("/proc/self/fd").iterdir())))
     (group,) = made._get_fsdp_state()._fsdp_param_groups
     return open_files[0], open_files[1], len(group.fsdp_params[0]._unsharded_param._post_accumulate_grad_hooks)
+
+
+def other_data(option: str) -> list[str]:
+    """Build other batches on each rank: by seed, order, cut or rows; train and evaluate."""
+    rank = torch.distributed.get_rank()
+    options = {"batch_size": 4, "microbatch_size": 2, "shuffle": True, "seed": 0}
+    changed = {"seed": rank, "shuffle": rank == 0, "microbatch_size": 1 + rank, "batch_size": 4 + rank}
+    total = 12 + rank if option == "rows" else 12
+    data = augend.Batches(zoo.rows(total), **{**options, **({option: changed[option]} if option in changed else {})})
+    made = model()
+    grads = augend.Accumulator(made)
+    return [
+        told(lambda: next(grads.microbatches(next(iter(data))))),
+        told(lambda: augend.evaluate(made, data, loss=KIND.loss)),
+    ]
+
+
+def spread_on_one_rank() -> str:
+    """Give a gradient that is spread over the mesh on rank 0, and none on rank 1."""
+    made = fully_shard(model(), mesh=over((2,)))
+    grads = augend.Accumulator(made)
+    bias = distribute_tensor(torch.ones(7), over((2,)), [Shard(0)])
+    return told(lambda: grads.add({"first.bias": bias} if torch.distributed.get_rank() == 0 else {}, 0))

@@ -100,6 +100,23 @@ def test_a_total_that_the_model_has_nothing_to_do_with(ranks2: Ranks) -> None:
     assert "LostRankError: rank 0 waits for the end of backward 0" in waited
 
 
+@pytest.mark.parametrize(("option", "values"), [("seed", (0, 1)), ("shuffle", (True, False)), ("rows", (12, 13))])
+def test_other_data_on_each_rank(ranks2: Ranks, option: str, values: tuple[object, ...]) -> None:
+    """Ranks that deal from other batches would train on some rows twice and on others never: told before the first."""
+    for training, evaluation in ranks2.run(rough.other_data, option):
+        told = f"must be the same on all ranks; it is {values[0]} on rank 0, {values[1]} on rank 1"
+        assert f"StateError: the beginning of the next batch: {option} of the data {told}" in training
+        assert f"StateError: an evaluation: {option} {told}" in evaluation
+
+
+@pytest.mark.parametrize("option", ["microbatch_size", "batch_size"])
+def test_another_cut_on_each_rank(ranks2: Ranks, option: str) -> None:
+    """The same of the sizes, by whichever of their consequences is seen first."""
+    for training, evaluation in ranks2.run(rough.other_data, option):
+        assert "StateError: the beginning of the next batch:" in training
+        assert f"StateError: an evaluation: {option} must be the same on all ranks" in evaluation
+
+
 @pytest.mark.parametrize("width", [2, 4])
 def test_a_gradient_that_is_split_where_its_parameter_is_not(ranks2: Ranks, width: int) -> None:
     """Torch leaves it as its last operation made it: it is put together, and never broadcast."""

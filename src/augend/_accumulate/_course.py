@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol, TypeVar, final
 
 from augend._accumulate._window import Window
@@ -47,6 +47,10 @@ class BatchLike(Protocol[M_co]):
     @property
     def share(self) -> tuple[int, int]:
         """Which rank of how many it is dealt to here."""
+
+    @property
+    def plan(self) -> Mapping[str, object]:
+        """What its rows follow from: equal on all ranks that share it."""
 
     def rounds_left(self, owner: object) -> int:
         """Return how many micro-batches ``remaining`` will offer."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from augend._accumulate._contract import WORK_DTYPES, Contract
 from augend._accumulate._course import BatchLike, Course, M, MicrobatchLike
 from augend._accumulate._gradients import Taker, check_given
-from augend._accumulate._reduce import Unused, agree_contract, mark
+from augend._accumulate._reduce import Unused, agree_contract
 from augend._accumulate._slots import Slots
 from augend._accumulate._terms import Gradients, Terms
 from augend._accumulate._window import Window
@@ -123,11 +123,24 @@ class Pending:
         return gradients, counts
 
     def _agreed_names(self, gradients: Named, what: str) -> dict[str, tuple[str, ...]]:
-        """Return for each term the parameters of which any rank brings a gradient."""
+        """Return for each term the parameters of which any rank brings a gradient.
+
+        Raises:
+            GradientError: Some ranks bring one that is spread over a mesh, and others do not; on all ranks.
+        """
         keys = [(term, name) for term in gradients for name in self.slots.parameters]
-        brought = self.placement.group.maximum(what, [name in gradients[term] for term, name in keys])
-        some = [key for key, one in zip(keys, brought, strict=True) if one]
-        return {term: tuple(name for one, name in some if one == term) for term in gradients}
+        brought = [name in gradients[term] for term, name in keys]
+        spread = [name in gradients[term] and self.placement.is_spread(gradients[term][name]) for term, name in keys]
+        told = self.placement.group.maximum(what, [*brought, *spread, *(not one for one in spread)])
+        some, all_of, none_of = (told[begin : begin + len(keys)] for begin in range(0, 3 * len(keys), len(keys)))
+        for (_, name), one, other in zip(keys, all_of, none_of, strict=True):
+            if one and other:
+                raise GradientError(
+                    f"the gradient of {name!r} is spread over a mesh on some ranks and not on others: give it on every "
+                    "rank alike, or each rank's own as a plain tensor"
+                )
+        used = [key for key, one in zip(keys, some, strict=True) if one]
+        return {term: tuple(name for one, name in used if one == term) for term in gradients}
 
     def _parts(self, named: Gradients, names: Sequence[str], *, summed: bool) -> dict[str, Tensor]:
         """Return this rank's parts of given gradients: of those already summed, or of the sum of every rank's own."""
@@ -173,7 +186,7 @@ class Pending:
     def check_alike(self, what: str, state: Mapping[str, object]) -> None:
         """Raise StateError, on all ranks, if ranks were given different states: all but tensors is compared."""
         plain = {name: value for name, value in state.items() if name != "sums"}
-        self.placement.group.same(what, {"the saved state": mark(plain)})
+        self.placement.group.same(what, {f"{name} of the saved state": value for name, value in plain.items()})
 
     def check_drain(self, ask: Callable[[], T]) -> T:
         """Raise, on all ranks alike, if the window cannot be finished: broken, rows not offered, or a changed model.
@@ -264,13 +277,14 @@ def _enter(batch: BatchLike[M], members: Sequence[tuple[object, Pending]], turn:
         rows_done = members[0][1].window.rows_done
     except AugendError as refused:
         error = refused
-    numbers = {
+    values = {
         "the batch": batch.step,
         "its number of rows": batch.rows,
         "the number of rows done": rows_done,
         "the number of micro-batches left": rounds,
+        **{f"{name} of the data": value for name, value in batch.plan.items()},
     }
-    group.same(f"the beginning of batch {batch.step}", numbers, error)
+    group.same("the beginning of the next batch", values, error)
 
 
 def _check_share(batch: BatchLike[M], pending: Pending) -> None:

@@ -95,7 +95,7 @@ def reduce_window(held: Held, what: str, unused: Unused, **alike: object) -> Red
         "the number of micro-batches": window.rounds,
         "the batch": -1 if window.step is None else window.step,
         "the number of rows done": window.rows_done,
-        **{name.replace("_", " "): mark(value) for name, value in alike.items()},
+        **{name.replace("_", " "): value for name, value in alike.items()},
     }
     try:
         group.same(what, numbers, error)

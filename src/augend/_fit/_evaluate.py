@@ -74,6 +74,8 @@ def evaluate(
     if loss is None and not metrics:
         raise ContractError("nothing to measure; give loss=, metrics=, or both")
     ranks = Ranks(data.mesh) if ranks is None else ranks
+    state = data.state_dict()  # rows of other ranks' data would be counted twice, or not at all
+    ranks.same("an evaluation", {**state["contract"], "microbatch_size": state["microbatch_size"]})
     held: dict[str, Metric] = {}
     latest: dict[str, Metric] = {}
     own = False  # whether a row of this rank counts: what stands in held before that only says of which kind it is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -153,29 +154,29 @@ class Group:
         self.agree(what, None)
         return result
 
-    def same(self, what: str, numbers: Mapping[str, int], error: AugendError | None = None) -> None:
-        """Raise on all ranks alike if any has an error, or if their numbers differ; the same names on each rank.
+    def same(self, what: str, values: Mapping[str, object], error: AugendError | None = None) -> None:
+        """Raise on all ranks alike if any has an error, or if their values differ; the same names on each rank.
 
         Args:
             what: What this rank waits for, in words.
-            numbers: From -2^62 to 2^62, by what they are called in messages.
+            values: What JSON keeps, by what it is called in messages.
             error: This rank's own; None if it has none.
 
         Raises:
             AugendError: As `agree`.
-            StateError: Numbers differ; names the first of them, and each rank's.
+            StateError: Values differ; names the first of them, and each rank's.
         """
         if self.world == 1:
             return self.agree(what, error)
-        mine = list(numbers.values())
-        failed, *both = self.maximum(what, [error is not None, *mine, *(-one for one in mine)])
+        text = json.dumps(values, default=repr)
+        failed, largest, smallest = self.maximum(what, [error is not None, _mark(text), -_mark(text)])
         if failed:
             return self.agree(what, error)
-        for name, highest, lowest in zip(numbers, both, both[len(mine) :], strict=False):
-            if highest != -lowest:
-                each = [int(one) for (one,) in self.gather(what, [numbers[name]])]
-                told = ", ".join(f"{one} on rank {rank}" for rank, one in enumerate(each))
-                raise StateError(f"{what}: {name} must be the same on all ranks; it is {told}")
+        if largest != -smallest:
+            first, *others = every = [json.loads(one) for one in self.exchange(what, text.encode())]
+            name = next(name for name in first if any(other[name] != first[name] for other in others))
+            told = ", ".join(f"{one[name]!r:.80} on rank {rank}" for rank, one in enumerate(every))
+            raise StateError(f"{what}: {name} must be the same on all ranks; it is {told}")
         return None
 
     @contextmanager

@@ -139,6 +139,12 @@ class Batch:
         """Which rank of how many its micro-batches are dealt to here."""
         return self._feed.share
 
+    @property
+    def plan(self) -> dict[str, object]:
+        """What its rows and their cut follow from, in plain numbers and text: equal on all ranks that share it."""
+        plan = self._feed.plan
+        return {**plan.contract(), "microbatch_size": plan.microbatch_size, "epochs": plan.epochs}
+
     def rounds_left(self, owner: object) -> int:
         """Return how many micro-batches `remaining` yields, fillers included: equally many on every rank."""
         progress = self.progress(owner)

@@ -151,8 +151,9 @@ class Feed:
 
 def _cost_of_fillers(rounds: Rounds) -> str:
     places = len(rounds) * rounds.world
+    some = "micro-batch" if rounds.microbatches == 1 else "micro-batches"
     return (
-        f"{rounds.rows - rounds.rows_done} rows make {rounds.microbatches} micro-batches of up to "
+        f"{rounds.rows - rounds.rows_done} rows make {rounds.microbatches} {some} of up to "
         f"{rounds.microbatch_size}, which {rounds.world} ranks cannot share evenly: {rounds.fillers} of {places} are "
         f"fillers that are computed and thrown away ({rounds.fillers / places:.0%} of the work); choose "
         f"microbatch_size so that the number of micro-batches is a multiple of {rounds.world}"

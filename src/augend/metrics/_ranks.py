@@ -64,6 +64,18 @@ class Ranks:
         counted = [note["states"] for note in notes if note["own"]]
         return {name: _merged(metric, [states[name] for states in counted]) for name, metric in metrics.items()}
 
+    def same(self, what: str, values: Mapping[str, object]) -> None:
+        """Do nothing if values are the same on all ranks.
+
+        Args:
+            what: What is compared, in words.
+            values: Numbers, text, lists and dictionaries, by what they are called in messages.
+
+        Raises:
+            StateError: They differ; on all ranks, names the first one and each rank's.
+        """
+        self._group.same(what, values)
+
     def any(self, flag: bool, /) -> bool:  # noqa: FBT001 - the only argument
         """Return whether it is so on any rank."""
         return self._group.maximum("whether all ranks go on", [int(flag)]) != [0]
