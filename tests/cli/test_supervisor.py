@@ -44,6 +44,10 @@ class Crew:
         latest = {worker.agent: worker for worker in self._workers if worker.agent <= self.agents}
         return {worker.pid: worker for worker in latest.values()}
 
+    def latest(self) -> list[Worker]:
+        """Return the latest worker of each agent, dead ones too."""
+        return list({worker.agent: worker for worker in self._workers}.values())
+
     def last_words(self) -> str:
         """Return what an agent's log might end with."""
         return "RendezvousTimeoutError"
@@ -123,6 +127,11 @@ STORIES = {
         "augend: a rank is gone for good; the run goes on from its newest checkpoint, with 1 left\n",
     ),
     "done, and a rank that hangs in its end": ([both_come(), ends(0, code=0), *[nothing] * 3, dies(1)], 0, ""),
+    "stopped by a signal to the ranks alone": (
+        [both_come(), ends(0, code=3), ends(1, code=3), leaves, leaves],
+        3,
+        "",
+    ),
     "stopped by torchrun between two worlds": (
         [both_come(), ends(0, code=3), both_come(2), ends(2, code=0), dies(3)],
         0,

@@ -96,6 +96,10 @@ class Crew:
         latest = {worker.agent: worker for worker in self.desk.workers().values() if worker.agent in alive}
         return {worker.pid: worker for worker in latest.values()}
 
+    def latest(self) -> list[Worker]:
+        """Return the latest worker of each agent, whether that is still there or not."""
+        return list({worker.agent: worker for worker in self.desk.workers().values()}.values())
+
     def last_words(self) -> str:
         """Return the last line that an agent left in its log; empty if none did."""
         lines = [line for log in self._logs if log.exists() for line in log.read_text("utf-8", "replace").splitlines()]

@@ -147,6 +147,8 @@ class _Watch:
         failed = [ending for ending in said if ending.code not in {0, INTERRUPTED_SAVED} and not ending.lost]
         if failed and self._is_the_cause(failed, current, endings):
             return self._concluded(min(failed, key=lambda ending: ending.rank))
+        if not self._crew.agents and self._have_stopped(endings):
+            return INTERRUPTED_SAVED
         if not self._crew.agents:
             return self._given_up("no rank is left", endings)
         self._clear_away(current, endings)
@@ -181,11 +183,20 @@ class _Watch:
             if pid not in self._crew.gone and time.monotonic() >= end:
                 kill(pid)
 
+    def _have_stopped(self, endings: Mapping[int, Ending]) -> bool:
+        """Tell whether the last ranks have all saved and ended: a signal came to them, and not here."""
+        latest = self._crew.latest()
+        said = [endings[one.pid].code for one in latest if one.pid in endings]
+        return bool(latest) and said == [INTERRUPTED_SAVED] * len(latest)
+
     def _tell_lost(self, current: Mapping[int, Worker], endings: Mapping[int, Ending]) -> None:
         """Say once of each world that a rank of it is gone; what becomes of the others then is no news."""
         killed = [
             pid for pid in current if pid in self._crew.gone and pid not in endings and pid not in self._told_lost
         ]
+        if self._agents != self._crew.agents and self._have_stopped(endings):
+            self._agents = self._crew.agents
+            return
         if self._agents != self._crew.agents:
             self._agents = self._crew.agents
             what = f"a rank is gone for good; the run goes on from its newest checkpoint, with {self._agents} left"
