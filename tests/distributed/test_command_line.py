@@ -12,7 +12,7 @@ from augend._cli._place import place
 from augend._cli._ranks import Ranks
 from augend._config import RunFile
 from augend._config._schema import Data, Model, Parallel
-from augend.errors import ConfigError, SplitError
+from augend.errors import ConfigError, ContractError, SplitError
 
 
 def ours() -> Ranks:
@@ -59,6 +59,7 @@ def test_what_the_first_rank_refuses_all_do(ranks2):
 
 def laid_out(mode: str, replicas: int | None) -> tuple[str, list[list[object]]]:
     """Place a model of two equal layers and one other; return what is said of it, and where its weights lie."""
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 1))
     said = place(run(mode, replicas), model, ours())
     weights = [model[0][0].weight, model[1].weight]
@@ -88,6 +89,7 @@ def test_a_model_lies_as_the_mode_says(ranks2, mode, replicas, said, where):
 
 def scalar() -> str:
     """Try to shard a parameter without dimensions."""
+    torch.manual_seed(0)
     model = nn.Linear(2, 2)
     model.scale = nn.Parameter(torch.tensor(1.0))
     with pytest.raises(ConfigError) as caught:
@@ -101,3 +103,18 @@ def test_what_cannot_be_sharded_is_refused_with_the_remedy(ranks2):
     assert first == second
     assert first.startswith("parallel.mode = 'fsdp': the model cannot be sharded: ")
     assert first.endswith("; set parallel.mode = 'replicated'")
+
+
+def drawn_by_rank(mode: str) -> str:
+    """Lay out a model that each rank has drawn for itself."""
+    torch.manual_seed(torch.distributed.get_rank())
+    with pytest.raises(ContractError) as caught:
+        place(run(mode), nn.Sequential(nn.Linear(2, 2)), ours())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["fsdp", "replicated"])
+def test_a_model_that_differs_is_refused_before_it_is_sharded(ranks2, mode):
+    """Once it is, nobody could tell: it would be a mixture that no other number of ranks has."""
+    for said in ranks2.run(drawn_by_rank, mode):
+        assert "rank 1: the model's '0.bias' is not that of rank 0: build it from the run's seed" in said

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from augend._cli._ranks import Ranks
 from augend._config import RunFile, refuse
+from augend.errors import ContractError
 
 
 def place(run: RunFile, model: nn.Module, ranks: Ranks) -> str:
@@ -26,9 +30,11 @@ def place(run: RunFile, model: nn.Module, ranks: Ranks) -> str:
 
     Raises:
         ConfigError: It cannot be sharded.
+        ContractError: It is another one on another rank.
     """
     if ranks.world == 1:
         return "alone"
+    _check_equal(model, ranks)
     if run.parallel.mode == "replicated":
         return f"{ranks.world}, each with the whole model"
     copies = _copies(run, ranks.world)
@@ -44,6 +50,27 @@ def place(run: RunFile, model: nn.Module, ranks: Ranks) -> str:
     if copies > 1:
         return f"{ranks.world}: {copies} copies of the model, each shared by {ranks.world // copies}"
     return f"{ranks.world} share the model"
+
+
+def _check_equal(model: nn.Module, ranks: Ranks) -> None:
+    """Refuse a model that is another one on each rank: once it is sharded, nobody could tell."""
+    mine = {name: _digest(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    first = json.loads(ranks.from_first(lambda: json.dumps(mine)))
+
+    def check() -> None:
+        for name in sorted(mine.keys() | first.keys()):
+            if mine.get(name) != first.get(name):
+                raise ContractError(
+                    f"the model's {name!r} is not that of rank 0: build it from the run's seed alone, which is set "
+                    "before, and not from the rank or the time"
+                )
+
+    ranks.agreed(check)
+
+
+def _digest(tensor: Tensor) -> str:
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(f"{tensor.dtype}{list(tensor.shape)}".encode() + content.tobytes()).hexdigest()
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:

@@ -20,9 +20,9 @@ T = TypeVar("T")
 _SLOTS: Final = 16  # numbers of every message that ranks may come to from different places: gloo aborts on other sizes
 _MARKS: Final = 2
 _NOTHING: Final = -(2**63)
-_OF_A_COLLECTIVE: Final = (
-    *("gloo", "nccl", "peer", "collective", "process group", "processgroup", "tcpstore"),
-    *("timed out", "timeout", "pair closure", "connection", "monitoredbarrier"),
+_OF_A_COLLECTIVE: Final = (  # what torch says of it, and hardly anybody else
+    *("/gloo/", "closed by peer", "reset by peer", "caused pair closure", "monitoredBarrier", "DistBackend"),
+    *("NCCL", "ProcessGroup", "between collectives on ranks", "wait timeout"),
 )
 
 
@@ -196,10 +196,9 @@ class Group:
 
     def explain(self, what: str, error: BaseException) -> LostRankError | None:
         """Return what an error of a collective elsewhere means for ranks; None if it was none of a collective's."""
-        text = str(error).lower()
         if self.world == 1 or not isinstance(error, RuntimeError) or isinstance(error, AugendError):
             return None
-        if not any(word in text for word in _OF_A_COLLECTIVE):
+        if not any(words in str(error) for words in _OF_A_COLLECTIVE):
             return None
         return self._lost(what, error)
 
