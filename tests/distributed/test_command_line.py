@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from augend._cli._launch import Launch
 from augend._cli._place import place
 from augend._cli._ranks import Ranks
+from augend._cli._train import check_rows
 from augend._config import RunFile
 from augend._config._schema import Data, Model, Parallel
 from augend.errors import ConfigError, ContractError, SplitError
@@ -118,3 +119,19 @@ def test_a_model_that_differs_is_refused_before_it_is_sharded(ranks2, mode):
     """Once it is, nobody could tell: it would be a mixture that no other number of ranks has."""
     for said in ranks2.run(drawn_by_rank, mode):
         assert "rank 1: the model's '0.bias' is not that of rank 0: build it from the run's seed" in said
+
+
+def other_rows() -> str:
+    """Compare the rows of a run, of which rank 1 has one more."""
+    ranks = ours()
+    mine = {"count": 12 + ranks.rank, "sha256": str(ranks.rank)}
+    with pytest.raises(ConfigError) as caught:
+        check_rows(run("replicated"), mine, ranks)
+    return str(caught.value)
+
+
+def test_other_rows_on_another_rank_are_refused(ranks2):
+    """Some would be trained on twice and others never: said before anything is trained, with both numbers."""
+    first, second = ranks2.run(other_rows)
+    assert first == second
+    assert first.startswith("rank 1: data.source = 'digits': its rows are not those of rank 0: 13 here, and 12 there;")

@@ -52,6 +52,11 @@ class Fixed:
         """Return the keys with their values, and a fingerprint of the rows."""
         return {"keys": dict(self._keys), "rows": dict(self._rows)}
 
+    @property
+    def rows(self) -> dict[str, Any]:
+        """How many rows there are, and what tells them from others, in plain numbers and text."""
+        return dict(self._rows)
+
     def prepare_load(self, state: Mapping[str, Any]) -> Callable[[], None]:
         """Refuse a state that is not this one.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from torch import nn
 
@@ -128,6 +130,7 @@ class _Stage:
         self.console = Output(quiet=not ranks.leads)
         self.rows, model = ranks.agreed(lambda: _tried_out(run))
         self.fixed = ranks.agreed(lambda: Fixed(run, self.rows.source))
+        check_rows(run, self.fixed.rows, ranks)
         self._placed = place(run, model, ranks)
         self.training = build_training(run, self.rows, model)
         self._run = run
@@ -232,6 +235,26 @@ def _tried_out(run: RunFile) -> tuple[Rows, nn.Module]:
     model = build_model(run, rows.source)
     try_out(run, rows.source, model, batches(run, rows.source, rows.train))
     return rows, model
+
+
+def check_rows(run: RunFile, mine: Mapping[str, Any], ranks: Ranks) -> None:
+    """Refuse rows that are others on another rank: some would be trained on twice, and others never.
+
+    Collective.
+
+    Raises:
+        ConfigError: They are.
+    """
+    first = json.loads(ranks.from_first(lambda: json.dumps(mine)))
+
+    def check() -> None:
+        if mine != first:
+            here, there = mine["count"], first["count"]
+            numbers = f": {here} here, and {there} there" if here != there else ""
+            remedy = "give every rank all rows, in one order that depends on nothing but the run file"
+            raise refuse("data.source", run.data.source, f"its rows are not those of rank 0{numbers}; {remedy}")
+
+    ranks.agreed(check)
 
 
 def _introduce(console: Output, run: RunFile, rows: Rows, training: Training) -> None:
