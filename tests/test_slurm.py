@@ -158,7 +158,7 @@ def test_every_machine_is_told_where_the_others_are(cluster: Cluster) -> None:
     assert cluster.work == cluster.works()
     for part in (
         "--nnodes=2 --nproc-per-node=2",
-        "--rdzv-endpoint=one:29400",
+        "--rdzv-endpoint=one:29407",
         "--rdzv-conf=is_host=1",
         "--local-addr=10.0.0.7",
         "--rdzv-id=7.0 ",

@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final, TypeVar, final
 
 from augend._group import Group
@@ -46,17 +46,49 @@ def patiently(group: Group, what: str, call: Callable[[], T]) -> T:
     done = threading.Event()
     results: list[T] = []
     error: AugendError | None = None
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="patience") as executor:
-        others = executor.submit(_be_there, group, what, done)
-        try:
-            results.append(call())  # in this thread, with its modes and its device
-        except AugendError as caught:
-            error = caught
-        finally:
-            done.set()
-        others.result()
+    company = _Company(group, what, done)
+    with suppress(RuntimeError):  # the program is ending, and no thread begins any more: the others wait meanwhile
+        company.start()
+    try:
+        results.append(call())  # in this thread, with its modes and its device
+    except AugendError as caught:
+        error = caught
+    finally:
+        done.set()
+        company.end()
+    company.check()
     group.agree(what, error)
     return results[0]
+
+
+@final
+class _Company(threading.Thread):
+    """Comes together with the other ranks' again and again, until every rank is done."""
+
+    def __init__(self, group: Group, what: str, done: threading.Event) -> None:
+        super().__init__(name="company", daemon=True)
+        self._group = group
+        self._what = what
+        self._done = done
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            _be_there(self._group, self._what, self._done)
+        except BaseException as error:  # noqa: BLE001  # raised where the call is over
+            self._error = error
+
+    def end(self) -> None:
+        """Wait until every rank is done; without a thread of its own, come together here."""
+        if self.ident is None:
+            self.run()
+        else:
+            self.join()
+
+    def check(self) -> None:
+        """Raise what the other ranks' company ended with."""
+        if self._error is not None:
+            raise self._error
 
 
 def _be_there(group: Group, what: str, done: threading.Event) -> None:

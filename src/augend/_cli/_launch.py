@@ -30,12 +30,14 @@ class Launch:
         local_rank: Its number on this machine.
         torchrun: Whether torchrun started it.
         desk: Where its supervisor reads; None if nobody supervises it but torchrun.
+        shares_store: Whether ranks that torchrun starts again find the addresses of those before them, and die of it.
     """
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
     torchrun: bool = False
+    shares_store: bool = False
     desk: Desk | None = None
 
     @property
@@ -55,8 +57,14 @@ def launched(environment: Mapping[str, str]) -> Launch:
         return Launch()
     rank, world, local_rank = map(int, numbers)
     desk = environment.get(DESK)
+    restarts = environment.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     return Launch(
-        rank=rank, world=world, local_rank=local_rank, torchrun=True, desk=None if desk is None else Desk(Path(desk))
+        rank=rank,
+        world=world,
+        local_rank=local_rank,
+        torchrun=True,
+        shares_store=restarts and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        desk=None if desk is None else Desk(Path(desk)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import datetime as dt
 import functools
+import re
 import sys
 import time
 import weakref
@@ -104,5 +105,6 @@ def _note_end(notes: weakref.ref[Notes]) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or its type."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """Return the first line of what an error says, or its type; of torch's without a place in its source and advice."""
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    return re.sub(r"^\[/[^]]*\] ", "", line).partition(". This is typically")[0]

@@ -111,9 +111,9 @@ class Feed:
         return Rounds(self.plan.batch_rows(step), rows_done, self.plan.microbatch_size, rank, world)
 
     def rounds(self, step: int, rows_done: int) -> Rounds:
-        """Return this rank's rounds for what is left of a batch; warn once if some of them are fillers."""
+        """Return this rank's rounds for what is left of a batch; the first rank warns once of fillers."""
         rounds = self.left(step, rows_done)
-        if rounds.fillers and not self._warned:
+        if rounds.fillers and not self._warned and rounds.rank == 0:
             self._warned = True
             warnings.warn(_cost_of_fillers(rounds), UserWarning, stacklevel=4)
         return rounds
