@@ -44,8 +44,8 @@ def joined(launch: Launch, timeout_seconds: float) -> Iterator[Ranks]:
             warnings.showwarning = partial(_show, set())
             if launch.shares_store:
                 complain(
-                    "warning: torchrun will not bring a lost rank back: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for it, "
-                    "or use augend's own --ranks"
+                    "warning: torchrun will not bring a lost rank back: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for "
+                    "it, or use augend's own --ranks"
                 )
         else:
             warnings.simplefilter("ignore")
