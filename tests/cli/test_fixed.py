@@ -67,7 +67,7 @@ def test_another_last_row_is_seen(folder, make):
 @pytest.mark.parametrize(
     "value",
     [object(), {"x": object()}, [b"bytes"], np.array([None]), torch.ones(2, device="meta"), torch.ones(2).to_sparse()],
-    ids=repr,
+    ids=["object", "in a mapping", "bytes", "objects of numpy", "meta", "sparse"],
 )
 def test_rows_of_no_known_kind_are_counted_only(folder, value):
     """A row that cannot be compared refuses nothing: the number of rows is what is left."""
