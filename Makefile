@@ -24,11 +24,11 @@ demo: .venv/.core  ## Train a small language model on Python's own docstrings, a
 	$(TWO_THREADS) $(BIN)/augend check examples/docstrings.toml
 	$(TWO_THREADS) $(BIN)/augend fit examples/docstrings.toml
 
-test: .venv/.test  ## Run the tests; layers 0 to 3 must be covered, branches too.
-	$(BIN)/python -m pytest --cov --cov-report=term
+test: .venv/.test  ## Run the tests, two at a time; layers 0 to 3 must be covered, branches too.
+	$(BIN)/python -m pytest --numprocesses=2 --cov --cov-report=term
 
 test-long: .venv/.test  ## Run the tests that take minutes, with many more generated examples.
-	$(BIN)/python -m pytest -m long --hypothesis-profile=long --timeout=1800
+	$(BIN)/python -m pytest --numprocesses=2 -m long --hypothesis-profile=long --timeout=1800
 
 lint: .venv/.lint  ## Check format, rules, types and that the documentation builds without a warning.
 	$(BIN)/ruff format --check .
