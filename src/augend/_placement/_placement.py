@@ -59,7 +59,6 @@ class Placement:
         self._chunks = chunks
         self._owing = False  # a forward of sharded modules whose backward has not come
         self._order = None if fsdp is None else ForwardOrder(fsdp.modules, group)
-
         if group.world > 1:
             explain_forwards(model, group)
 
@@ -128,11 +127,6 @@ class Placement:
         if self._chunks is not None:
             for name, part in self._chunks.scatter(gradients):
                 take(name, part)
-
-    @property
-    def deals(self) -> bool:
-        """Whether whole gradients are to be dealt, all together, after each backward."""
-        return self._chunks is not None
 
     def dealt(self, name: str) -> bool:
         """Tell whether a parameter's gradients are dealt."""
