@@ -28,7 +28,7 @@ test: .venv/.test  ## Run the tests, two at a time; layers 0 to 3 must be covere
 	$(BIN)/python -m pytest --numprocesses=2 --cov --cov-report=term
 
 test-long: .venv/.test  ## Run the tests that take minutes, with many more generated examples.
-	$(BIN)/python -m pytest --numprocesses=2 -m long --hypothesis-profile=long --timeout=1800
+	$(BIN)/python -m pytest -m long --hypothesis-profile=long --timeout=1800
 
 lint: .venv/.lint  ## Check format, rules, types and that the documentation builds without a warning.
 	$(BIN)/ruff format --check .

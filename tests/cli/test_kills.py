@@ -18,7 +18,7 @@ import augend
 from augend._cli import main
 
 KILLS = 20
-STEPS = 120
+STEPS = 240
 SETTINGS = [
     f"--set=steps={STEPS}",
     "--set=model.dropout=0.2",
@@ -77,7 +77,7 @@ def steps(run: str) -> list[dict]:
 def test_twenty_kills_change_no_bit(folder, capsys):
     """A llama with dropout, killed 20 times: each resume says where it is; weights, losses, counts are as without."""
     assert 0 == main(["fit", "llama.toml", "--run-dir", "whole", *SETTINGS])
-    targets = sorted(random.sample(range(STEPS * 4 // 5), KILLS))
+    targets = sorted(random.sample(range(STEPS * 2 // 5), KILLS))
     train_until(targets[0], "fit", "llama.toml", "--run-dir", "killed", *SETTINGS)
     for target in targets[1:]:
         found = newest()
