@@ -510,21 +510,3 @@ def test_a_slow_rank_is_waited_for(ranks2: Ranks, tmp_path: Path, which: int) ->
     """A disk may take longer than a collective: as long as its rank is there, nobody is lost."""
     outcomes = ranks2.fatal(take_long, tmp_path, which, group_seconds=5)
     assert ("00000001-step-0-rows-6", "step 0, 6 rows done") == same(outcomes)
-
-
-def end_after_a_save(directory: Path, how: str) -> str:
-    """Save in the background, and come to the end of the program, or to an error, without a word more."""
-    torch.manual_seed(0)
-    run = augend.Checkpoint(directory, model=Net())
-    run.load_latest()
-    path = run.save()
-    if how == "raise":
-        raise KeyError(path.name)
-    return path.name
-
-
-@pytest.mark.parametrize("how", ["end", "raise"])
-def test_a_save_outlives_the_end_of_the_program(ranks2: Ranks, tmp_path: Path, how: str) -> None:
-    """Python waits for the thread that writes; it needs no other one that could not begin any more."""
-    ranks2.fatal(end_after_a_save, tmp_path, how, group_seconds=20)
-    assert augend.inspect(tmp_path).complete
