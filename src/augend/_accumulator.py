@@ -350,6 +350,23 @@ class Accumulator:
         policy = Policy(empty="skip", nonfinite="allow")
         return mean_of(self._pending, policy, self._what(), "zero").norm
 
+    def digests(self) -> dict[str, str]:
+        """Return a 64-bit digest of each trained parameter's value, as 16 hexadecimal digits, in the model's order.
+
+        Equal values have equal digests however they are placed and on any number of ranks; of different ones, one
+        pair in 2^64 is expected to have equal digests. They are no protection against an adversary.
+
+        Collective. Read-only; waits for the device; reads every parameter once.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.Linear(2, 1, bias=False)
+            >>> _ = model.weight.data.fill_(1.0)
+            >>> augend.Accumulator(model).digests()
+            {'weight': 'cc6e4749259407ed'}
+        """
+        return self._pending.placement.digests("the digests of the parameters")
+
     @property
     def pending(self) -> Mapping[str, Tensor] | Mapping[str, Mapping[str, Tensor]]:
         """Name to pending sum, for parameters that had a gradient; with several terms, term to such a mapping.

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from augend._placement._axes import Axes
-from augend._placement._tensors import Placed, cut, local_of, placed, spread, whole
+from augend._placement._digests import digest
+from augend._placement._tensors import Placed, box, cut, is_box, local_of, placed, spread, whole
 
 
 @final
@@ -54,3 +55,13 @@ class Place:
     def counted(self, axes: Axes) -> bool:
         """Tell whether this rank's elements enter a norm here: others along the remaining axes hold the same."""
         return axes.first([name for name in axes.names if name not in self.split])
+
+    def digest(self, axes: Axes) -> int:
+        """Return this rank's share of the parameter's digest: every element is in one rank's. Collective if no box."""
+        if self.lies is not None and not is_box(self.lies[1]):
+            every, own = whole(self.parameter), axes.first(axes.names)
+            begins = (0,) * every.dim()
+        else:
+            every, own = self.like(), self.counted(axes)
+            begins = (0,) * every.dim() if self.lies is None else box(self.shape, *self.lies)[1]
+        return int(digest(every, self.shape, begins)) if own else 0

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from augend._group import Group
 from augend._placement._axes import Axes
 from augend._placement._chunks import Chunks
+from augend._placement._digests import written
 from augend._placement._explain import explain_forwards
 from augend._placement._fsdp import FullySharded, Receiver
 from augend._placement._order import ForwardOrder
@@ -215,6 +216,18 @@ class Placement:
         with self.group.explained("the gradients of all ranks"):
             every = self._axes.add_up(gradients, over)
         return {name: part for name, tensor in every.items() if (part := self.part(name, tensor)) is not None}
+
+    def digests(self, what: str) -> dict[str, str]:
+        """Return 64 bits of each parameter, the same for every placement and world. Collective.
+
+        Args:
+            what: What ranks wait for here, in words.
+        """
+        with self.group.explained(what):
+            mine = [one.digest(self._axes) for one in self._places.values()]
+        self.group.agree(what, None)
+        every = self.group.total(what, mine)
+        return {name: written(number) for name, number in zip(self._places, every, strict=True)}
 
     def check_replicas(self) -> None:
         """Raise ContractError, on all ranks alike, if ranks hold a parameter of which they should hold the same bits.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # torch's checkpoints cut by it too
 from torch.distributed.tensor.placement_types import Placement as Way
 
@@ -42,10 +42,21 @@ def whole(tensor: Tensor) -> Tensor:
 
 def cut(tensor: Tensor, mesh: Mesh, ways: Sequence[Way]) -> Tensor:
     """Return the part of a whole tensor that belongs to this rank; shares memory. Nothing is sent."""
-    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, tuple(ways))
-    for dim, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
-        tensor = tensor.narrow(dim, min(offset, tensor.shape[dim]), size)
+    sizes, begins = box(tensor.shape, mesh, ways)
+    for dim, (size, begin) in enumerate(zip(sizes, begins, strict=True)):
+        tensor = tensor.narrow(dim, begin, size)
     return tensor
+
+
+def box(shape: torch.Size, mesh: Mesh, ways: Sequence[Way]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the sizes of this rank's part of a tensor, and where in the whole it begins, if it `is_box`."""
+    sizes, begins = compute_local_shape_and_global_offset(shape, mesh, tuple(ways))
+    return tuple(sizes), tuple(min(begin, length) for begin, length in zip(begins, shape, strict=True))
+
+
+def is_box(ways: Sequence[Way]) -> bool:
+    """Tell whether a part is one box of the whole: not where torch shards rows that tensor parallelism has split."""
+    return all(type(way) in {Shard, Replicate} for way in ways)
 
 
 def laid(gradient: Tensor, ways: Sequence[Way]) -> Tensor:
