@@ -251,6 +251,18 @@ def test_listeners_hear_everything_in_order():
     assert all(step.seconds > 0 and step.rows == 8 for step in history.steps)
 
 
+def test_steps_have_digests_where_they_are_due():
+    """Every so many steps, counted from the first of the data, a step tells the parameters after it; others nothing."""
+    model, data = network(), batches()
+    assert [{}, {}, {}] == [step.digests for step in fitted(model, data, steps=3).steps]
+    grads = augend.Accumulator(model)
+    history = fitted(model, data, steps=6, digest_every=2, accumulator=grads)
+    assert [3, 5] == [step.step for step in history.steps if step.digests]
+    assert grads.digests() == history.steps[-1].digests
+    assert grads.digests() != history.steps[0].digests
+    assert [name for name, _ in model.named_parameters()] == list(history.steps[0].digests)
+
+
 def test_a_history_can_be_read():
     """Printed, a history says how far it went, why it ended, and the losses with their errors."""
     history = fitted(network(), batches(), epochs=1, validation=batches(seed=1), metrics={"again": mse})
@@ -315,6 +327,7 @@ def test_only_the_model_is_compiled():
         ({"steps": 1, "validate_every": 2}, "validate_every = 2 needs validation="),
         ({"steps": 1, "validation": batches(), "patience": 0}, "patience must be at least 1; got 0"),
         ({"steps": 1, "validation": batches(), "validate_every": 0}, "validate_every must be at least 1; got 0"),
+        ({"steps": 1, "digest_every": 0}, "digest_every must be at least 1; got 0"),
         ({"steps": 1, "validation": rows()}, "validation must be an augend.Batches; got dict"),
     ],
 )

@@ -107,6 +107,7 @@ class Job:
                 "schedule": lambda update: 0.1 / (update + 1),
                 "validation": augend.Batches(rows(1), batch_size=ROWS, microbatch_size=12),
                 "validate_every": 2,
+                "digest_every": 2,
                 "metrics": {"again": mse},
                 **self.options,
                 **options,

@@ -18,6 +18,7 @@ from augend.metrics import Ranks
 
 FLOATS = st.floats()  # nan and the infinities too
 COUNTS = st.integers(0, 2**63 - 1) | st.floats(0, 1e300)
+DIGESTS = st.dictionaries(st.text(max_size=5), st.from_regex(r"\A[0-9a-f]{16}\Z"), max_size=3)
 ESTIMATES = st.dictionaries(
     st.text(max_size=5), st.builds(Estimate, FLOATS, FLOATS, COUNTS, low=FLOATS, high=FLOATS), min_size=1, max_size=3
 )
@@ -60,6 +61,7 @@ def histories(draw) -> Told:
         update += not skipped
         fields = {name: draw(FLOATS) for name in ("norm", "scale", "lr", "seconds")}
         losses, count = draw(ESTIMATES), draw(COUNTS)
+        fields.update(offers=draw(st.integers(1, 2)), digests=draw(DIGESTS))
         events.append(step(number, losses=losses, count=count, skipped=skipped, update=update, **fields))
         if draw(st.booleans()):
             events.append(validation(number, estimates=draw(ESTIMATES), seconds=draw(FLOATS)))
@@ -199,6 +201,8 @@ REFUSED = [
     (with_line(1, losses=[]), r"line 1 .*Expected `array` of length >= 1 - at `\$.losses`"),
     (with_line(1, losses=[{**ESTIMATE, "low": None}]), r"line 1 .*at `\$.losses\[0\].low`"),
     (with_line(1, losses=[ESTIMATE, ESTIMATE]), "line 1 of the history's steps: 'loss' is there twice"),
+    (with_line(1, offers=0), r"line 1 .*Expected `int` >= 1 - at `\$.offers`"),
+    (with_line(1, digests={"weight": "0" * 15}), r"line 1 .*Expected `str` matching regex .* - at `\$.digests\[...\]`"),
     (with_line(2, step=3), "line 2 of the history's steps: step must be 1, one more than before; got 3"),
     (with_line(1, epoch=1), "line 2 of the history's steps: epoch must be at least 1, as before; got 0"),
     (with_line(2, update=4), "line 2 of the history's steps: update must be 1 or one more; got 4"),
@@ -221,6 +225,17 @@ def test_what_is_no_history_is_refused_by_line_and_field(state, says):
         history.load_state_dict(state)
     assert before[0] == said(history)
     assert torch.equal(before[1]["steps"], history.state_dict()["steps"])
+
+
+def test_a_step_that_was_offered_once_and_has_no_digests_says_nothing_of_either():
+    """Lines of an augend that knew neither field are read; and a long run without digests does not grow by them."""
+    history = told([step(0), step(1, offers=2, digests={"b": "0" * 16, "a": "f" * 16})])
+    first, second = (json.loads(line) for line in bytes(history.state_dict()["steps"].tolist()).splitlines())
+    assert {"offers", "digests"} == set(second) - set(first)
+    assert ["b", "a"] == list(second["digests"])
+    again = Told((), Ranks())
+    again.load_state_dict(history.state_dict())
+    assert [(1, {}), (2, {"b": "0" * 16, "a": "f" * 16})] == [(one.offers, one.digests) for one in again.steps]
 
 
 def test_the_changes_of_these_tests_start_from_a_state_that_loads():

@@ -13,8 +13,8 @@ from augend._fit import Begin, End, History, Step, Validation
 from augend._listeners import json_lines
 
 STEP_KEYS = [
-    "step", "epoch", "loss", "loss_error", "count", "rows", "norm", "scale", "skipped", "update", "lr", "seconds",
-    "world", "restarts", "memory_bytes",
+    "step", "epoch", "loss", "loss_error", "count", "rows", "norm", "scale", "skipped", "update", "offers", "lr",
+    "seconds", "world", "restarts", "memory_bytes",
 ]  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def test_a_step_is_one_line_with_every_key(tmp_path):
     json_lines(path)(step())
     (line,) = written(path)
     assert STEP_KEYS == list(line)
-    assert [3, 0, 2.5, 0.25, 96, 8, 0.5, 1.0, False, 4, 1e-3, 0.125, 1, 0] == list(line.values())[:-1]
+    assert [3, 0, 2.5, 0.25, 96, 8, 0.5, 1.0, False, 4, 1, 1e-3, 0.125, 1, 0] == list(line.values())[:-1]
     assert line["memory_bytes"] > 10**7  # torch alone is larger
 
 
@@ -94,6 +94,16 @@ def test_several_terms_are_all_there(tmp_path):
     assert [*STEP_KEYS, "losses"] == list(line)
     assert 2.0 == line["loss"]
     assert {"value": 4.0, "error": 1.0, "count": 9} == line["losses"]["aux"]
+
+
+def test_digests_are_there_where_there_are_any(tmp_path):
+    """Digests stand at the end of their step's line, in the model's order; how often a batch was offered, in every."""
+    path = tmp_path / "metrics.jsonl"
+    json_lines(path)(step(offers=2, digests={"z": "0" * 16, "a": "f" * 16}))
+    (line,) = written(path)
+    assert [*STEP_KEYS, "digests"] == list(line)
+    assert 2 == line["offers"]
+    assert [("z", "0" * 16), ("a", "f" * 16)] == list(line["digests"].items())
 
 
 def test_memory_is_the_accelerator_s_where_one_was_used(tmp_path, monkeypatch):

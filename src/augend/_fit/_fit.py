@@ -41,6 +41,7 @@ def fit(
     compile: bool = False,  # noqa: A002 - the word torch uses
     empty: Literal["raise", "skip"] = "raise",
     nonfinite: Literal["raise", "skip"] = "raise",
+    digest_every: int | None = None,
 ) -> History:
     """Train ``model`` on ``data``, in the train/eval mode it is in, and tell what happened.
 
@@ -75,6 +76,8 @@ def fit(
         compile: Whether to run the model, and nothing else, through ``torch.compile``.
         empty: What a batch without any supervised item does: raise, or skip the update.
         nonfinite: What an inf or a nan in the summed gradients does: raise, or skip the update.
+        digest_every: Steps between two whose ``Step.digests`` tell every trained parameter after them in 64 bits, by
+            which ``augend diff`` finds the first step where two runs part; None for none. Reads each parameter once.
 
     Returns:
         Every step, every validation, and why it stopped; with a checkpoint, those of earlier calls too.
@@ -101,9 +104,7 @@ def fit(
         (40, True)
     """
     limit = _limit(data, steps, epochs)
-    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-        raise ContractError(f"checkpoint must be an augend.Checkpoint; got {checkpoint!r:.80}")
-    _check_validation(validation, validate_every, patience)
+    _check_options(checkpoint, validation, validate_every, patience, digest_every)
     every = data.steps_per_epoch if validate_every is None else validate_every
     told = Told(listeners, Ranks(data.mesh))
     with (
@@ -120,6 +121,7 @@ def fit(
             schedule=schedule,
             held_out=None if validation is None else HeldOut(validation, every, patience, metrics),
             limit=limit,
+            digest_every=digest_every,
             told=told,
             keeper=keeper,
         ).run()
@@ -194,11 +196,20 @@ def _limit(data: Batches, steps: int | None, epochs: int | None) -> int:
     return length if name == "steps" else length * data.steps_per_epoch
 
 
-def _check_validation(validation: Batches | None, validate_every: int | None, patience: int | None) -> None:
+def _check_options(
+    checkpoint: Checkpoint | None,
+    validation: Batches | None,
+    validate_every: int | None,
+    patience: int | None,
+    digest_every: int | None,
+) -> None:
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        raise ContractError(f"checkpoint must be an augend.Checkpoint; got {checkpoint!r:.80}")
     if validation is not None:
         check_batches("validation", validation)
     for name, value in (("validate_every", validate_every), ("patience", patience)):
         if value is not None and validation is None:
             raise ContractError(f"{name} = {value} needs validation=, the held-out rows")
+    for name, value in (("validate_every", validate_every), ("patience", patience), ("digest_every", digest_every)):
         if value is not None and value < 1:
             raise ContractError(f"{name} must be at least 1; got {value}")

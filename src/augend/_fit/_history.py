@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, final
 
 from augend import Estimate, Position
@@ -26,6 +26,9 @@ class Step:
         update: Updates really taken so far, this one included.
         lr: Learning rate of the optimizer's first group of parameters.
         seconds: Wall time of the step, without validation and listeners.
+        offers: How often the batch was offered: 2 where ``dtype="exact"`` had to measure or to widen its scales.
+        digests: Of each trained parameter after the step, see ``augend.Accumulator.digests()``; empty where none were
+            asked for.
     """
 
     step: int
@@ -39,6 +42,8 @@ class Step:
     update: int
     lr: float
     seconds: float
+    offers: int = 1
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def loss(self) -> Estimate:

@@ -15,6 +15,7 @@ from augend.errors import StateError
 
 _Whole: TypeAlias = Annotated[int, Meta(ge=0)]
 _Number: TypeAlias = float | Literal["nan", "inf", "-inf"]  # JSON has none of the three
+_Digest: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 _Count: TypeAlias = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)]
 
 
@@ -31,7 +32,7 @@ class _Estimate(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @final
-class _Step(msgspec.Struct, forbid_unknown_fields=True):
+class _Step(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     step: _Whole
     epoch: _Whole
     rows: Annotated[int, Meta(ge=1)]
@@ -43,6 +44,8 @@ class _Step(msgspec.Struct, forbid_unknown_fields=True):
     update: _Whole
     lr: _Number
     seconds: _Number
+    offers: Annotated[int, Meta(ge=1)] = 1
+    digests: dict[str, _Digest] = msgspec.field(default_factory=dict)
 
 
 @final
@@ -71,6 +74,8 @@ def line_of(step: Step) -> bytes:
         update=step.update,
         lr=_write(step.lr),
         seconds=_write(step.seconds),
+        offers=step.offers,
+        digests=dict(step.digests),
     )
     return _ENCODER.encode(record) + b"\n"
 
@@ -101,6 +106,8 @@ def step_of(line: bytes, number: int) -> Step:
         update=record.update,
         lr=float(record.lr),
         seconds=float(record.seconds),
+        offers=record.offers,
+        digests=record.digests,
     )
 
 

@@ -63,6 +63,7 @@ class Training:
         schedule: Learning rate by the number of updates taken before.
         held_out: None for no validation.
         limit: Where training ends, in steps from the start of ``data``.
+        digest_every: Steps between two with digests; None for none.
         told: Is told everything, and knows what was told before.
         keeper: Saves it all.
     """
@@ -76,6 +77,7 @@ class Training:
     schedule: Callable[[int], float] | None
     held_out: HeldOut | None
     limit: int
+    digest_every: int | None
     told: Told
     keeper: Checkpoint | Unkept
 
@@ -105,8 +107,10 @@ class Training:
         if self.schedule is not None:
             schedules.apply(self.optimizer, self.schedule, self.grads.updates)
         done = self.finish()
+        due = self.digest_every is not None and (batch.step + 1) % self.digest_every == 0
+        digests = self.grads.digests() if due else {}
         (seconds,) = self.told.ranks.from_first([perf_counter() - begun])
-        step = step_of(batch, done, self.optimizer, seconds)
+        step = step_of(batch, done, self.optimizer, seconds, digests)
         self.told(step)
         self.keeper.save_if_due()
         return step
@@ -144,7 +148,9 @@ class _StoppedError(Exception):
     """A stop was requested while the held-out rows were measured."""
 
 
-def step_of(batch: Batch, done: Finished, optimizer: torch.optim.Optimizer, seconds: float) -> Step:
+def step_of(
+    batch: Batch, done: Finished, optimizer: torch.optim.Optimizer, seconds: float, digests: Mapping[str, str]
+) -> Step:
     """Return the record of a batch."""
     return Step(
         step=batch.step,
@@ -158,6 +164,7 @@ def step_of(batch: Batch, done: Finished, optimizer: torch.optim.Optimizer, seco
         update=done.update,
         lr=float(optimizer.param_groups[0]["lr"]),
         seconds=seconds,
+        digests=digests,
     )
 
 

@@ -21,8 +21,9 @@ _RESIDENT_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024  # what ru
 def json_lines(path: Path) -> Listener:
     """Return a listener that appends to ``path`` one line a step and one a validation, each there before the next.
 
-    A step's line has ``step, epoch, loss, loss_error, count, rows, norm, scale, skipped, update, lr, seconds, world,
-    restarts, memory_bytes``, and ``losses`` where there are several terms. A validation's line has ``step, epoch,
+    A step's line has ``step, epoch, loss, loss_error, count, rows, norm, scale, skipped, update, offers, lr, seconds,
+    world, restarts, memory_bytes``, ``losses`` where there are several terms, and ``digests`` (16 hexadecimal digits
+    for each trained parameter, in the model's order) where they were asked for. A validation's line has ``step, epoch,
     seconds`` and ``validation``, an object with ``value, error, count`` for each name. JSON has no nan and no inf:
     both are written as null, which is "undefined", never 0. ``world`` is the number of ranks, and ``memory_bytes`` the
     accelerator's peak where one was used, else the peak of the process; of several ranks, that of the first one.
@@ -92,6 +93,7 @@ def _of_step(step: Step, restarts: int, world: int, memory_bytes: int | None) ->
         "scale": _number(step.scale),
         "skipped": step.skipped,
         "update": step.update,
+        "offers": step.offers,
         "lr": _number(step.lr),
         "seconds": step.seconds,
         "world": world,
@@ -100,6 +102,8 @@ def _of_step(step: Step, restarts: int, world: int, memory_bytes: int | None) ->
     }
     if len(step.losses) > 1:
         line["losses"] = {name: _estimate(estimate) for name, estimate in step.losses.items()}
+    if step.digests:
+        line["digests"] = dict(step.digests)
     return line
 
 
