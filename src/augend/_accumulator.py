@@ -9,24 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Literal, TypeVar, Unpack, final
+from typing import Final, Literal, TypeVar, Unpack, final
 
 import torch
 from torch import Tensor, nn
 
 from augend._accumulate import (
+    HELD_DTYPES,
     WORK_DTYPES,
     AccumulatorState,
     BatchLike,
+    Bits,
     Contract,
     MicrobatchLike,
     Pending,
     Reduced,
     Window,
+    check_grids,
     check_numbers,
     check_words,
     complete_sums,
     offer,
+    read_bits,
     read_state,
     reduce_window,
     state_of_sums,
@@ -47,12 +51,13 @@ from augend._finish import (
     mean_of,
 )
 from augend._group import Mesh
-from augend._placement import Sync, place
+from augend._placement import Dtypes, Sync, place
 from augend._tally import Tally
 from augend.errors import ContractError, StateError
 
 M = TypeVar("M", bound=MicrobatchLike)
 Gradients = Mapping[str, Tensor]
+_MICROBATCHES: Final = 65_536
 
 
 @final
@@ -65,7 +70,8 @@ class Accumulator:
 
     Args:
         model: The module to train. Its trainable parameters are fixed from here on; tied ones count once.
-        dtype: Work dtype of the sums: ``"float32"`` or ``"float64"``.
+        dtype: Of the sums: ``"float32"``, ``"float64"``, or ``"exact"``: whole numbers on a grid for each parameter, so
+            that the update has the same bits however the batch is cut and dealt, on one kind of machine.
         loss_scale: Every loss sum is multiplied by this before backward, and the mean divided by it; for 16-bit
             backward passes whose small gradients would vanish. Positive and finite in the work dtype.
         mesh: The mesh of all ranks. None: that of the parameters, or all ranks of the default process group. Needed
@@ -77,12 +83,16 @@ class Accumulator:
             count zeros there. One that no rank used has no gradient, no optimizer state and no decay either way.
         foreign: What to do with a gradient that something else left in ``.grad``: refuse it by name, or drop it (for
             loops in which another model's loss flows through this one).
-        max_microbatches: The most micro-batches of one batch, over all ranks.
+        max_microbatches: The most micro-batches of one batch, over all ranks. Exact sums keep head-room for as many.
+        other_bits: What to do where exact sums go on, after a load, that were begun where bits come out otherwise
+            (another torch, device, number of threads, size of micro-batches; see ``bits``): warn, or refuse.
 
     Raises:
-        ContractError: An argument is out of its domain, or a parameter cannot be trained.
+        ContractError: An argument is out of its domain, or a parameter cannot be trained; with exact sums also if the
+            ranks' bits come out differently.
         GradientError: The model makes sparse gradients.
-        PlacementError: Parameters lie as nothing here can serve, or FSDP2 would average or round their gradients.
+        PlacementError: Parameters lie as nothing here can serve, or FSDP2 would average or round their gradients; with
+            exact sums also under tensor parallelism.
 
     On several ranks the construction is collective, as every method that says so; a model sharded by ``fully_shard``
     is switched to plain sums for good.
@@ -91,6 +101,11 @@ class Accumulator:
         Against the exact sum of the micro-batch gradients gᵢ that autograd produced, per element, without clipping:
         ``|error| <= γ(k) · Σ|gᵢ| / N`` with k = micro-batches + ranks + 3, γ(k) = k·u / (1 - k·u), u = 2⁻²⁴ in float32
         and 2⁻⁵³ in float64 (Higham 2002, §4.2). With several terms k = micro-batches + ranks + terms + 6.
+
+        With exact sums ``|error| <= micro-batches · s / (2 · N) + (2⁻²⁴ + 2⁻⁵¹) · |mean|``, s the grid's step: a power
+        of two of at most 2⁻²⁴ of the largest element that the parameter's gradients had in the batch, and 2⁻³⁴ or less
+        of it where no element grew or shrank much since the batch before. Clipping multiplies by one more factor of
+        1 ± 2⁻²³.
 
     Example:
         >>> import torch
@@ -116,17 +131,18 @@ class Accumulator:
         terms: Sequence[str] = ("loss",),
         unused: Literal["error", "zero"] = "error",
         foreign: Literal["error", "drop"] = "error",
-        max_microbatches: int = 65_536,
+        max_microbatches: int = _MICROBATCHES,
+        other_bits: Literal["warn", "error"] = "warn",
     ) -> None:
         names = (terms,) if isinstance(terms, str) else tuple(terms)
 
-        def work() -> torch.dtype:
+        def dtypes() -> Dtypes:
             check_words(sync=(sync, ("every", "last")), unused=(unused, ("error", "zero")))
-            check_words(foreign=(foreign, ("error", "drop")))
+            check_words(foreign=(foreign, ("error", "drop")), other_bits=(other_bits, ("warn", "error")))
             check_numbers(dtype, float(loss_scale), names, max_microbatches)
-            return WORK_DTYPES[dtype]
+            return Dtypes(WORK_DTYPES[dtype], HELD_DTYPES[dtype])
 
-        placement = place(model, mesh=mesh, sync=sync, work=work)
+        placement = place(model, mesh=mesh, sync=sync, dtypes=dtypes)
         self._pending = Pending(
             placement,
             dtype=dtype,
@@ -134,6 +150,7 @@ class Accumulator:
             terms=names,
             unused=unused,
             foreign=foreign,
+            other_bits=other_bits,
             max_microbatches=max_microbatches,
         )
         self._updates = 0
@@ -147,6 +164,10 @@ class Accumulator:
         Marks the current micro-batch, seeds the random generators for it, and keeps the position of the data. After
         a resume only what was not done is offered; a batch that was finished before the save offers nothing.
 
+        With exact sums the whole batch is offered once more, as ``offer`` 1 with the same random state, where grids
+        must first be made for its gradients: in the first batch of a training, and where a parameter's largest
+        gradient has grown by more than 2^12 or shrunk by more than about 2^10 since the batch before.
+
         Collective: every rank runs the loop's body for each micro-batch that it is offered.
 
         Args:
@@ -154,7 +175,9 @@ class Accumulator:
             together: Other accumulators that also get one backward for each of these micro-batches.
 
         Raises:
-            StateError: The batch is over, the window does not agree with it, or a micro-batch got no backward.
+            StateError: The batch is over, the window does not agree with it, or a micro-batch got no backward; with
+                exact sums also if the batch, offered again, has other gradients, or a forward changed a buffer.
+            ContractError: ``other_bits="error"``, and a loaded state was made with micro-batches of another size.
         """
         return offer(batch, [(one, one._pending) for one in (self, *together)])  # noqa: SLF001  # of its own class
 
@@ -175,7 +198,8 @@ class Accumulator:
             TallyError: Not a tally, not every term's, or not one number for each row of the micro-batch.
             GradientError: A parameter holds a foreign ``.grad``.
             ContractError: The model's parameters are not those that the accumulator was made for.
-            StateError: A second backward for one micro-batch, too many micro-batches, or a window that cannot go on.
+            StateError: A second backward for one micro-batch, too many micro-batches, or a window that cannot go on;
+                with exact sums also if a forward changed a buffer of the model.
         """
         self._pending.backward(self._pending.terms.tallies(tally), retain_graph=retain_graph)
 
@@ -222,11 +246,12 @@ class Accumulator:
         pending = self._pending
         pending.check_drain(self._check_replay)
         reduced = reduce_window(pending, self._what(), pending.unused)
+        check_grids(pending, reduced)
         sums = {
             term: pending.placement.handed_over(complete_sums(pending, term, names))
             for term, names in reduced.present.items()
         }
-        self._close()
+        self._close(reduced)
         only = sums if pending.terms.several else next(iter(sums.values()))
         return Sums(only, AccumulatorState.of(self.contract, reduced))
 
@@ -252,7 +277,7 @@ class Accumulator:
         mean = mean_of(pending, policy, self._what(), pending.unused)
         mean = judge_narrowing(mean, 1.0, dict.fromkeys(mean.sums, pending.work), policy, pending)
         state = AccumulatorState.of(self.contract, mean.reduced)
-        self._close()
+        self._close(mean.reduced)
         gradients = {} if mean.skipped else pending.placement.handed_over(mean.form(1.0))
         return Means(gradients, state, skipped=mean.skipped)
 
@@ -329,8 +354,8 @@ class Accumulator:
         self._last, self._updates = done, done.update
         return done
 
-    def _close(self) -> None:
-        self._pending.drain()
+    def _close(self, reduced: Reduced) -> None:
+        self._pending.drain(reduced)
         self._pending.course.close()
 
     def _check_replay(self) -> None:
@@ -403,6 +428,11 @@ class Accumulator:
         return AccumulatorState.of(self.contract, self._reduced())
 
     @property
+    def bits(self) -> Mapping[str, str | int | bool]:
+        """What the bits of sums depend on besides data and code, as it is now; saved with exact ones."""
+        return self._pending.fingerprint.now()
+
+    @property
     def updates(self) -> int:
         """Steps really taken so far: the clock of a schedule, saved with the state."""
         return self._updates
@@ -421,7 +451,7 @@ class Accumulator:
 
     def reset(self) -> None:
         """Drop the window; the open batch, if any, counts as not begun and can be offered again."""
-        self._pending.swap(Window(self.contract.terms, self._pending.work))
+        self._pending.drop()
         self._pending.course.restart()
 
     def state_dict(self) -> dict[str, object]:
@@ -454,7 +484,8 @@ class Accumulator:
 
         Raises:
             StateError: A field is missing, unknown, of another type, or out of its domain; names it.
-            ContractError: Model, dtype, loss scale or terms differ; names what.
+            ContractError: Model, dtype, loss scale or terms differ; names what. With exact sums and
+                ``other_bits="error"`` also if they were begun where bits come out otherwise; else that is a warning.
         """
         self.prepare_load(state)()
 
@@ -471,12 +502,14 @@ class Accumulator:
         """
         pending = self._pending
 
-        def read() -> tuple[Window, int, Finished | None]:
+        def read() -> tuple[Window, int, Finished | None, Bits]:
             pending.slots.check()
             window, updates, last = read_state(state, self.contract, pending.max_microbatches)
-            return window, updates, None if last is None else Finished.from_plain(last, self.contract.terms)
+            bits = read_bits(state["bits"]) if self.contract.exact else {}
+            pending.fingerprint.compare(bits)
+            return window, updates, None if last is None else Finished.from_plain(last, self.contract.terms), bits
 
-        saved, updates, finished = pending.placement.group.agreed("a load", read)
+        saved, updates, finished, bits = pending.placement.group.agreed("a load", read)
         pending.check_alike("a load", state)
         window = pending.held(saved)
 
@@ -484,6 +517,7 @@ class Accumulator:
             self._pending.taker.drop_written()
             self._pending.swap(window)
             self._pending.course.forget()
+            self._pending.fingerprint.expect(bits)
             self._updates, self._last = updates, finished
 
         return commit
@@ -509,7 +543,13 @@ class Accumulator:
         """
         contract.validate(model)
         made = cls(
-            model, dtype=contract.dtype, loss_scale=contract.loss_scale, terms=contract.terms, mesh=mesh, sync=sync
+            model,
+            dtype=contract.dtype,
+            loss_scale=contract.loss_scale,
+            terms=contract.terms,
+            mesh=mesh,
+            sync=sync,
+            max_microbatches=contract.max_microbatches or _MICROBATCHES,
         )
         made.load_state_dict(state_of_sums(sums.gradients, sums.state, contract))
         return made

@@ -54,8 +54,7 @@ def test_a_loss_scale_out_of_float32_is_refused(scale: float) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dtype": "bfloat16"}, "dtype must be one of 'float32', 'float64'; got 'bfloat16'"),
-        ({"dtype": "exact"}, "dtype must be one of 'float32', 'float64'; got 'exact'"),
+        ({"dtype": "bfloat16"}, "dtype must be one of 'float32', 'float64', 'exact'; got 'bfloat16'"),
         ({"sync": "never"}, "sync must be one of 'every', 'last'"),
         ({"unused": "skip"}, "unused must be one of 'error', 'zero'"),
         ({"foreign": "keep"}, "foreign must be one of 'error', 'drop'"),

@@ -1,10 +1,13 @@
 """What is pending: parameters, contract, sums, counts, moments, and their saved form."""
 
 from augend._accumulate._arguments import check_numbers, check_words
-from augend._accumulate._contract import WORK_DTYPES, Contract
+from augend._accumulate._bits import Bits
+from augend._accumulate._contract import HELD_DTYPES, WORK_DTYPES, Contract
 from augend._accumulate._course import BatchLike, MicrobatchLike
-from augend._accumulate._pending import Pending, offer
-from augend._accumulate._reduce import Reduced, Unused, reduce_window
+from augend._accumulate._exact_state import read_bits
+from augend._accumulate._offer import offer
+from augend._accumulate._pending import Pending
+from augend._accumulate._reduce import Reduced, Unused, check_grids, reduce_window
 from augend._accumulate._state import (
     AccumulatorState,
     complete_sums,
@@ -16,20 +19,24 @@ from augend._accumulate._state import (
 from augend._accumulate._window import Window
 
 __all__ = [
+    "HELD_DTYPES",
     "WORK_DTYPES",
     "AccumulatorState",
     "BatchLike",
+    "Bits",
     "Contract",
     "MicrobatchLike",
     "Pending",
     "Reduced",
     "Unused",
     "Window",
+    "check_grids",
     "check_numbers",
     "check_words",
     "complete_sums",
     "offer",
     "plain_count",
+    "read_bits",
     "read_state",
     "reduce_window",
     "state_of_sums",

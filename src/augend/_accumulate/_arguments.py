@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import torch
 
 from augend._accumulate._contract import WORK_DTYPES
 from augend.errors import ContractError
+
+_MOST_EXACT: Final = 2**20  # leaves a grid of 2^-30 of the largest gradient
 
 
 def check_words(**given: tuple[str, tuple[str, ...]]) -> None:
@@ -31,3 +34,8 @@ def check_numbers(dtype: str, loss_scale: float, terms: tuple[str, ...], max_mic
         raise ContractError(f"terms must be different names, at least one; got {terms!r}")
     if max_microbatches < 1:
         raise ContractError(f"max_microbatches must be at least 1; got {max_microbatches!r}")
+    if dtype == "exact" and max_microbatches > _MOST_EXACT:
+        raise ContractError(
+            f'max_microbatches must be at most {_MOST_EXACT:,} with dtype="exact", whose head-room is taken from the '
+            f"precision of the sums; got {max_microbatches!r}"
+        )

@@ -12,7 +12,8 @@ from torch import nn
 from augend._placement import give_back
 from augend.errors import ContractError
 
-WORK_DTYPES: Final = {"float32": torch.float32, "float64": torch.float64}
+WORK_DTYPES: Final = {"float32": torch.float32, "float64": torch.float64, "exact": torch.float32}  # of means
+HELD_DTYPES: Final = {**WORK_DTYPES, "exact": torch.int64}  # of sums
 
 
 @final
@@ -32,16 +33,23 @@ class Contract:
     """All that must be equal for pending sums to go on: nothing in it depends on ranks or on how rows were cut.
 
     Args:
-        dtype: Work dtype of the sums, ``"float32"`` or ``"float64"``.
+        dtype: Of the sums: ``"float32"``, ``"float64"`` or ``"exact"``.
         loss_scale: What every loss sum was multiplied by.
         terms: Names of the loss terms, in order.
         tensors: Every parameter of the model, frozen ones too, under its first name.
+        max_microbatches: Of exact sums, what their head-room is for; None of others.
     """
 
     dtype: str
     loss_scale: float
     terms: tuple[str, ...]
     tensors: Mapping[str, TensorContract]
+    max_microbatches: int | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the sums are whole numbers of grid steps."""
+        return not HELD_DTYPES[self.dtype].is_floating_point
 
     def validate(self, model: nn.Module) -> None:
         """Check that a model has exactly these parameters; reads no values.
@@ -62,6 +70,7 @@ class Contract:
                 name: {"shape": list(one.shape), "dtype": one.dtype, "trainable": one.trainable, "tied": list(one.tied)}
                 for name, one in self.tensors.items()
             },
+            **({"max_microbatches": self.max_microbatches} if self.exact else {}),
         }
 
 

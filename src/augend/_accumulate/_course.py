@@ -58,8 +58,8 @@ class BatchLike(Protocol[M_co]):
     def progress(self, owner: object) -> ProgressLike:
         """Return how far ``owner`` is; StateError if this batch is over."""
 
-    def remaining(self, owner: object) -> Iterator[M_co]:
-        """Offer the micro-batches that ``owner`` has not done."""
+    def remaining(self, owner: object, offer: int) -> Iterator[M_co]:
+        """Offer the micro-batches that ``owner`` has not done; the batch was offered ``offer`` times before."""
 
     def check_live(self) -> None:
         """Raise StateError if the data has left this batch."""
@@ -164,6 +164,12 @@ class Course:
         if self.batch is None or self._progress is None or self._progress.closed:
             return 0
         return self.batch.rows - self._progress.rows_done
+
+    def rewind(self) -> None:
+        """Nothing of the batch is done any more, and this is still in it."""
+        self._current = None
+        if self._progress is not None:
+            self._progress.rows_done = 0
 
     def check_finishable(self) -> None:
         """Raise StateError if rows of the open batch were not offered yet."""

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from augend._accumulate._slots import Slots
 from augend._accumulate._window import Window
+from augend._numerics import largest, write_fixed
 from augend.errors import GradientError
 
 
@@ -33,6 +34,7 @@ class Taker:
         self._real = True
         self._taken: set[str] = set()
         self._whole: dict[str, Tensor] = {}  # gradients that ranks will share
+        self._sizes: dict[str, Tensor] = {}  # the largest of each gradient, where the window wants to know
         handles = [
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 _hook(weakref.WeakMethod(self._receive), name)
@@ -54,7 +56,7 @@ class Taker:
         """
         placement = self._slots.placement
         self._window, self._term, self._real = window, term, real
-        self._taken, self._whole = set(), {}
+        self._taken, self._whole, self._sizes = set(), {}, {}
         try:
             with placement.group.explained(what):
                 if loss is not None:
@@ -65,13 +67,24 @@ class Taker:
             self._window = None
             self._whole = {}
         window.used[term].update(self._taken)
+        for name, size in self._sizes.items():
+            window.see(term, name, size)
         return len(self._taken)
 
     def use(self, name: str, gradient: Tensor) -> None:
         """See a gradient before ranks are added up."""
         self._taken.add(name)
-        if not self._real:
+        if self._real:
+            self._measure(name, gradient)
+        else:
             gradient.zero_()
+
+    def write(self, name: str, gradient: Tensor, whole: Tensor) -> None:
+        """Write a gradient of this rank on its sum's grid; zeros are there already."""
+        scales = None if self._window is None else self._window.scales
+        scale = None if scales is None else scales.of(self._term, name)
+        if scale is not None:
+            write_fixed(whole, gradient, scale)
 
     def take(self, name: str, local: Tensor) -> None:
         """Take this rank's part of a gradient that was added up over ranks."""
@@ -123,10 +136,19 @@ class Taker:
             return  # what FSDP2 made of it came another way, unrounded
         local = placement.local(name, gradient)
         self._taken.add(name)
+        if self._real:
+            self._measure(name, local)
         if self._real and placement.dealt(name):
-            self._whole[name] = local if name not in self._whole else self._whole[name].to(self._window.work) + local
+            piece = self._window.shared(self._term, name, local)
+            self._whole[name] = piece if name not in self._whole else self._whole[name].to(self._window.held) + piece
         elif self._real:
             self.take(name, local)
+
+    def _measure(self, name: str, gradient: Tensor) -> None:
+        """See how large a gradient is; of one that comes in pieces, how large their sum is at most."""
+        if self._window is not None and self._window.scales is not None:
+            size = largest(gradient)
+            self._sizes[name] = size if name not in self._sizes else self._sizes[name] + size
 
 
 def _hook(receive: weakref.WeakMethod[Callable[[str, nn.Parameter], None]], name: str) -> Callable[[Tensor], None]:

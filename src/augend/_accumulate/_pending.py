@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Final, Literal, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from augend._accumulate._contract import WORK_DTYPES, Contract
-from augend._accumulate._course import BatchLike, Course, M, MicrobatchLike
+from augend._accumulate._bits import Fingerprint
+from augend._accumulate._buffers import Buffers
+from augend._accumulate._contract import HELD_DTYPES, WORK_DTYPES, Contract
+from augend._accumulate._course import BatchLike, Course, MicrobatchLike
 from augend._accumulate._gradients import Taker, check_given
-from augend._accumulate._reduce import Unused, agree_contract
+from augend._accumulate._reduce import Reduced, Unused, agree_contract, agree_sizes
+from augend._accumulate._scales import Scales
 from augend._accumulate._slots import Slots
 from augend._accumulate._terms import Gradients, Terms
 from augend._accumulate._window import Window
+from augend._numerics import largest
 from augend._placement import Placement
 from augend._tally import Tally
-from augend.errors import AugendError, GradientError, PlacementError, StateError, TallyError
+from augend.errors import GradientError, StateError, TallyError
 
 T = TypeVar("T")
 Named = Mapping[str, Gradients]
@@ -37,6 +41,7 @@ class Pending:
         terms: Names of the loss terms.
         unused: Whether a parameter that only some ranks used is an error.
         foreign: What to do with a gradient that somebody else left in ``.grad``.
+        other_bits: What to do where exact sums go on that were begun where bits come out otherwise.
         max_microbatches: The most micro-batches of one window, over all ranks.
 
     Raises:
@@ -53,25 +58,34 @@ class Pending:
         terms: tuple[str, ...],
         unused: Unused,
         foreign: Literal["error", "drop"],
+        other_bits: Literal["warn", "error"],
         max_microbatches: int,
     ) -> None:
         self.work = WORK_DTYPES[dtype]
         self.placement = placement
         self.unused = unused
         self.slots = placement.group.agreed("the look at the parameters", lambda: Slots(placement, self.work))
-        self.contract = Contract(dtype, loss_scale, terms, self.slots.tensors)
-        settings = {"unused": unused, "foreign": foreign, "max_microbatches": max_microbatches}
+        head_room = None if HELD_DTYPES[dtype].is_floating_point else max_microbatches
+        self.contract = Contract(dtype, loss_scale, terms, self.slots.tensors, head_room)
+        settings: dict[str, object] = {"unused": unused, "foreign": foreign, "max_microbatches": max_microbatches}
+        device = next(iter(self.slots.parameters.values())).device
+        self.fingerprint = Fingerprint(device, other_bits, tells=placement.group.rank == 0)
+        if self.contract.exact:
+            settings |= self.fingerprint.now()
         agree_contract(placement.group, self.contract, settings)
         placement.check_replicas()
         self.terms = Terms(terms)
+        self.buffers = Buffers(placement.model)
         self.taker = Taker(self.slots, foreign)
         self.course = Course()
-        self.window = Window(terms, self.work)
         self.max_microbatches = max_microbatches
+        self.window = self.fresh(Scales.none(terms, max_microbatches) if self.contract.exact else None)
 
     def backward(self, tallies: Mapping[str, Tally], *, retain_graph: bool) -> None:
         """Differentiate each term's loss sum and keep gradients and rows; of a filler nothing."""
         microbatch = self._ready()
+        if self.contract.exact and microbatch is not None:
+            self.buffers.check()
         real = microbatch is None or microbatch.real_rows > 0
         _check_rows(tallies, microbatch)
         self._check_whole(tallies)
@@ -107,7 +121,7 @@ class Pending:
         names = self._agreed_names(gradients, what)
         self._begin()
         for term, named in gradients.items():
-            for name, part in self._parts(named, names[term], summed=summed).items():
+            for name, part in self._parts(term, named, names[term], summed=summed).items():
                 self.window.add_gradient(term, name, part, self.placement.like(name))
             self.window.used[term].update(names[term])
             if not summed or group.rank == 0:
@@ -142,36 +156,50 @@ class Pending:
         used = [key for key, one in zip(keys, some, strict=True) if one]
         return {term: tuple(name for one, name in used if one == term) for term in gradients}
 
-    def _parts(self, named: Gradients, names: Sequence[str], *, summed: bool) -> dict[str, Tensor]:
+    def _parts(self, term: str, named: Gradients, names: Sequence[str], *, summed: bool) -> dict[str, Tensor]:
         """Return this rank's parts of given gradients: of those already summed, or of the sum of every rank's own."""
         placement = self.placement
         wholes = {}
         for name in names:
             shape, device = self.slots.parameters[name].shape, self.slots.parameters[name].device
             given = named[name].detach() if name in named else torch.zeros(shape, dtype=self.work, device=device)
-            wholes[name] = given
+            wholes[name] = given.to(self.work) if self.contract.exact else given
         if summed:
             parts = {name: placement.part(name, one) for name, one in wholes.items()}
-            return {name: one for name, one in parts.items() if one is not None}
+            return self._measured(term, {name: one for name, one in parts.items() if one is not None})
         spread = {name: placement.local(name, one) for name, one in wholes.items() if placement.is_spread(one)}
         plain = {name: one.to(self.work) for name, one in wholes.items() if name not in spread}
-        return {**spread, **placement.shared(plain)}
+        mine = {name: self.window.shared(term, name, one) for name, one in self._measured(term, plain).items()}
+        return {**self._measured(term, spread), **placement.shared(mine)}
+
+    def _measured(self, term: str, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return gradients as they are, their sizes seen."""
+        if self.contract.exact:
+            for name, one in gradients.items():
+                if one.numel():
+                    self.window.see(term, name, largest(one))
+        return gradients
 
     def like(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a copy in the work dtype, in the memory layout of the parameter ``name``."""
-        return torch.empty_like(self.placement.like(name), dtype=self.work).copy_(tensor.detach())
+        """Return a copy in the dtype of the sums, in the memory layout of the parameter ``name``."""
+        return torch.empty_like(self.placement.like(name), dtype=self.window.held).copy_(tensor.detach())
 
     def zeros(self, name: str) -> Tensor:
         """Return this rank's part of a sum of nothing."""
-        return torch.zeros_like(self.placement.like(name), dtype=self.work)
+        return torch.zeros_like(self.placement.like(name), dtype=self.window.held)
+
+    def fresh(self, scales: Scales | None) -> Window:
+        """Return an empty window."""
+        return Window(self.contract.terms, HELD_DTYPES[self.contract.dtype], scales)
 
     def held(self, window: Window) -> Window:
         """Return what this rank holds of a window of all ranks, copied. Collective where its sums are spread.
 
         Its counters, and sums that are still to be added up over ranks, are held by the first rank.
         """
-        mine = Window(self.terms.names, self.work)
+        mine = self.fresh(window.scales)  # maxima know no ranks
         mine.rounds, mine.rows_done, mine.step, mine.loose = window.rounds, window.rows_done, window.step, window.loose
+        mine.offer = window.offer
         if self.placement.group.rank == 0:
             mine.microbatches = window.microbatches
             mine.add_moments(window.moments())
@@ -187,6 +215,24 @@ class Pending:
         """Raise StateError, on all ranks, if ranks were given different states: all but tensors is compared."""
         plain = {name: value for name, value in state.items() if name != "sums"}
         self.placement.group.same(what, {f"{name} of the saved state": value for name, value in plain.items()})
+
+    def enter(self, owner: object, batch: BatchLike[MicrobatchLike], turn: object) -> None:
+        """Enter a batch, or go on in it; with exact sums, take note of what their bits depend on.
+
+        Raises:
+            StateError: As ``Course.enter``.
+            ContractError: A loaded state was made with micro-batches of another size, and that is an error.
+        """
+        self.course.enter(owner, batch, self.window, turn)
+        if self.contract.exact:
+            self.fingerprint.enter(batch.plan.get("microbatch_size"))
+            self.buffers.begin()
+
+    def hand_out(self, microbatch: MicrobatchLike) -> None:
+        """Make a micro-batch the current one."""
+        self.course.hand_out(microbatch)
+        if self.contract.exact:
+            self.buffers.see()
 
     def check_drain(self, ask: Callable[[], T]) -> T:
         """Raise, on all ranks alike, if the window cannot be finished: broken, rows not offered, or a changed model.
@@ -204,9 +250,47 @@ class Pending:
 
         return self.placement.group.agreed(f"the end of the batch{self.course.place()}", checked)
 
-    def drain(self) -> None:
-        """Empty the window; the batch stays open until it is closed."""
-        self.window = Window(self.terms.names, self.work)
+    def drain(self, reduced: Reduced) -> None:
+        """Empty the window of what it held; the batch stays open until it is closed."""
+        scales = self.window.scales
+        self.window = self.fresh(None if scales is None else scales.after(reduced.largest))
+
+    def drop(self) -> None:
+        """Drop what the window holds, which therefore teaches no grids; but for those that it could not do without."""
+        scales, unfit = self.window.scales, self.window.unfit
+        self.swap(self.fresh(None if scales is None else scales.again() if unfit is None else scales.after(unfit)))
+
+    def judge(self) -> Scales | None:
+        """Return the grids with which the batch must be offered again; None if it need not be. Collective if exact.
+
+        Raises:
+            StateError: Offered again, its gradients are others, or a forward changed a buffer.
+        """
+        scales = self.window.scales
+        if scales is None or self.course.replayed:
+            return None
+        what = f"the end of the loop{self.course.place()}"
+        self.placement.group.agreed(what, self.buffers.check_contents)
+        loose, sizes = agree_sizes(self, what)
+        unfit = scales.unfit(sizes)
+        if unfit is None or loose:  # what is loose cannot be had again: the finish refuses it
+            return None
+        if self.window.offer:
+            term, name = unfit
+            raise StateError(
+                f"the batch was offered again, and the largest gradient of parameter {name!r} is "
+                f"{sizes[term][name]:.6g} now, which it was not before: something in it follows neither from the rows "
+                "nor from the seeded generators of torch, numpy and random"
+            )
+        return scales.after(sizes)
+
+    def begin_again(self, scales: Scales | None) -> None:
+        """Drop what the window holds of the batch, which is offered once more, with new grids if there are any."""
+        before = self.window
+        again = None if before.scales is None else before.scales.again()
+        self.swap(self.fresh(again if scales is None else scales))
+        self.window.offer = before.offer + 1
+        self.course.rewind()
 
     def swap(self, window: Window) -> None:
         """Put another window in the place of this one."""
@@ -237,78 +321,6 @@ class Pending:
             self.window.loose = True
         else:
             self.window.step, self.window.rows_done = at
-
-
-def offer(batch: BatchLike[M], members: Sequence[tuple[object, Pending]]) -> Iterator[M]:
-    """Offer what is left of a batch to several accumulators at once: the first one's share, one backward each.
-
-    Args:
-        batch: The batch.
-        members: Each accumulator with what it holds.
-    """
-    turn = object()
-    owner, _ = members[0]
-    _enter(batch, members, turn)
-    try:
-        for microbatch in batch.remaining(owner):
-            for _, pending in members:
-                pending.course.hand_out(microbatch)
-            yield microbatch
-            for _, pending in members:
-                pending.course.check_done(microbatch)
-            batch.check_live()
-    finally:
-        for _, pending in members:
-            pending.course.leave(turn)
-
-
-def _enter(batch: BatchLike[M], members: Sequence[tuple[object, Pending]], turn: object) -> None:
-    """Enter a batch with every member, where all ranks can: at the same place, with equally many rounds to do."""
-    group = members[0][1].placement.group
-    rounds, rows_done, error = -1, -1, None
-    try:
-        for owner, pending in members:
-            pending.window.guard()
-            pending.slots.check()
-            _check_share(batch, pending)
-            pending.course.enter(owner, batch, pending.window, turn)
-        _check_alike(batch, [owner for owner, _ in members])
-        rounds = batch.rounds_left(members[0][0])
-        rows_done = members[0][1].window.rows_done
-    except AugendError as refused:
-        error = refused
-    values = {
-        "the batch": batch.step,
-        "its number of rows": batch.rows,
-        "the number of rows done": rows_done,
-        "the number of micro-batches left": rounds,
-        **{f"{name} of the data": value for name, value in batch.plan.items()},
-    }
-    group.same("the beginning of the next batch", values, error)
-
-
-def _check_share(batch: BatchLike[M], pending: Pending) -> None:
-    """A batch that is dealt otherwise than the accumulator adds up would count rows twice, or not at all."""
-    if batch.share != pending.placement.share:
-        (rank, world), (mine, ours) = batch.share, pending.placement.share
-        raise PlacementError(
-            f"the batch is dealt to rank {rank} of {world}, and the accumulator adds up as rank {mine} of {ours}: give "
-            "Batches the mesh of the axes that share a batch (not those of tensor parallelism), "
-            'as in Batches(..., mesh=mesh["data"])'
-        )
-
-
-def _check_alike(batch: BatchLike[M], owners: Sequence[object]) -> None:
-    """One micro-batch for several is right only if all of them have done the same rows."""
-    rows = []
-    for owner in owners:
-        progress = batch.progress(owner)
-        rows.append(batch.rows if progress.closed else progress.rows_done)
-    if len(set(rows)) > 1:
-        raise StateError(
-            f"accumulators that go through batch {batch.step} together have done {', '.join(map(str, rows))} of its "
-            "rows; call reset() on each of them, and offer the batch again"
-        )
 
 
 def _check_rows(tallies: Mapping[str, Tally], microbatch: MicrobatchLike | None) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, final
 
 from torch import Tensor
 
+from augend._accumulate._bits import Fingerprint
 from augend._accumulate._contract import Contract
+from augend._accumulate._scales import Sizes, in_numbers
 from augend._accumulate._slots import Slots
 from augend._accumulate._window import Window
 from augend._group import Group
@@ -50,6 +52,10 @@ class Held(Protocol):
         """What the sums belong to."""
 
     @property
+    def fingerprint(self) -> Fingerprint:
+        """What the bits of exact sums depend on besides data and code."""
+
+    @property
     def max_microbatches(self) -> int:
         """The most micro-batches of a window, over all ranks."""
 
@@ -67,12 +73,18 @@ class Reduced:
         loose: Whether some did not come from the loop over a batch.
         moments: Every term's, exactly.
         present: For every term the parameters that had a gradient somewhere, in the model's order.
+        offer: How often the batch was offered before.
+        largest: Of exact sums, the largest gradient of every term and parameter that had one other than 0.
+        scales: Of exact sums, what each of those that are present is held with; None while it is only measured.
     """
 
     microbatches: int
     loose: bool
     moments: Mapping[str, Moments]
     present: Mapping[str, tuple[str, ...]]
+    offer: int = 0
+    largest: Sizes = field(default_factory=dict)
+    scales: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
 
 
 def reduce_window(held: Held, what: str, unused: Unused, **alike: object) -> Reduced:
@@ -99,13 +111,48 @@ def reduce_window(held: Held, what: str, unused: Unused, **alike: object) -> Red
     }
     try:
         group.same(what, numbers, error)
-        present = _present(held, what, unused)
+        present, largest = _present(held, what, unused)
         microbatches, loose, added = _added(held, what, moments)
         _check(held, microbatches, added)
     except _POISONING as refused:
         window.broken = window.broken or f"its values were refused ({refused})"
         raise
-    return Reduced(microbatches, loose, added, present)
+    return Reduced(microbatches, loose, added, present, window.offer, largest, _scales(window, present))
+
+
+def agree_sizes(held: Held, what: str) -> tuple[bool, Sizes]:
+    """Return whether any rank's micro-batches came from elsewhere, and the largest gradients of exact sums. Collective.
+
+    Args:
+        held: The window, and what belongs to it.
+        what: What this rank waits for, in words.
+    """
+    keys = _keys(held)
+    loose, *ordered = held.placement.group.maximum(what, [held.window.loose, *_ordered(held.window, keys)])
+    return bool(loose), _sizes(keys, ordered)
+
+
+def check_grids(held: Held, reduced: Reduced) -> None:
+    """Raise StateError if a grid cannot hold the gradients that it was given: such sums mean nothing.
+
+    Where the batch cannot be offered again by itself, a reset makes the grids that it needs.
+    """
+    scales = held.window.scales
+    unfit = None if scales is None else scales.unfit(reduced.largest)
+    if scales is None or unfit is None:
+        return
+    term, name = unfit
+    grid = "no grid yet" if scales.of(term, name) is None else "a grid for other magnitudes"
+    told = (
+        f"the largest gradient of parameter {name!r} is {reduced.largest[term][name]:.6g}, and its exact sum has {grid}"
+    )
+    if reduced.loose:
+        held.window.unfit = reduced.largest
+        raise StateError(
+            f"{told}. Micro-batches that do not come from microbatches() cannot be offered again: call reset(), which "
+            "makes the grid for them, and add all of them once more"
+        )
+    raise StateError(f"{told}. microbatches() offers such a batch again: go through its loop to the end")
 
 
 def agree_contract(group: Group, contract: Contract, settings: Mapping[str, object]) -> None:
@@ -125,7 +172,9 @@ def agree_contract(group: Group, contract: Contract, settings: Mapping[str, obje
     for rank, other in enumerate(others, start=1):
         for name, value in first.items():
             if name != "tensors" and other[name] != value:
-                raise ContractError(f"{name} is {value!r} on rank 0 and {other[name]!r} on rank {rank}: pass the same")
+                raise ContractError(
+                    f"{name} is {value!r} on rank 0 and {other[name]!r} on rank {rank}: make it the same"
+                )
         _compare(first["tensors"], other["tensors"], rank)
 
 
@@ -162,13 +211,36 @@ def _added(held: Held, what: str, moments: Mapping[str, Moments]) -> tuple[int, 
     return microbatches, bool(loose), added
 
 
-def _present(held: Held, what: str, unused: Unused) -> dict[str, tuple[str, ...]]:
-    """Return what had a gradient on any rank."""
+def _keys(held: Held) -> list[tuple[str, str]]:
+    return [(term, name) for term in held.window.sums for name in held.slots.parameters]
+
+
+def _ordered(window: Window, keys: Sequence[tuple[str, str]]) -> list[int]:
+    return [] if window.scales is None else window.scales.ordered(keys)
+
+
+def _sizes(keys: Sequence[tuple[str, str]], ordered: Sequence[int]) -> dict[str, dict[str, float]]:
+    sizes: dict[str, dict[str, float]] = {term: {} for term, _ in keys}
+    for (term, name), size in zip(keys, in_numbers(ordered), strict=bool(ordered)):
+        if size:
+            sizes[term][name] = size
+    return sizes
+
+
+def _scales(window: Window, present: Mapping[str, Sequence[str]]) -> dict[str, dict[str, int | None]]:
+    scales = window.scales
+    if scales is None:
+        return {}
+    return {term: {name: scales.of(term, name) for name in names} for term, names in present.items()}
+
+
+def _present(held: Held, what: str, unused: Unused) -> tuple[dict[str, tuple[str, ...]], Sizes]:
+    """Return what had a gradient on any rank, and how large they were where that matters."""
     window, placement = held.window, held.placement
-    keys = [(term, name) for term in window.sums for name in held.slots.parameters]
+    keys = _keys(held)
     mine = [name in window.used[term] for term, name in keys]
-    both = placement.group.maximum(what, [*mine, *(not one for one in mine)])
-    some, lacking = both[: len(keys)], both[len(keys) :]
+    told = placement.group.maximum(what, [*mine, *(not one for one in mine), *_ordered(window, keys)])
+    some, lacking, ordered = told[: len(keys)], told[len(keys) : 2 * len(keys)], told[2 * len(keys) :]
     differ = [key for key, used, missing in zip(keys, some, lacking, strict=True) if used and missing]
     if differ and unused == "error":
         term, name = differ[0]
@@ -178,10 +250,11 @@ def _present(held: Held, what: str, unused: Unused) -> dict[str, tuple[str, ...]
             f"parameter {name!r} had a gradient on some ranks, and none on rank {without} ({len(differ)} parameters in "
             'all): pass unused="zero" if rows decide which parameters they use, or let every row use all of them'
         )
-    return {
+    present = {
         term: tuple(name for (one, name), used in zip(keys, some, strict=True) if used and one == term)
         for term in window.sums
     }
+    return present, _sizes(keys, ordered)
 
 
 def _check(held: Held, microbatches: int, moments: Mapping[str, Moments]) -> None:

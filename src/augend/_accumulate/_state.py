@@ -10,7 +10,8 @@ from typing import Final, cast, final
 import torch
 from torch import Tensor
 
-from augend._accumulate._contract import WORK_DTYPES, Contract, TensorContract, compare_tensors
+from augend._accumulate._contract import HELD_DTYPES, WORK_DTYPES, Contract, TensorContract, compare_tensors
+from augend._accumulate._exact_state import EXACT_KEYS, read_exact, write_exact
 from augend._accumulate._reduce import Held, Reduced
 from augend._accumulate._window import Window
 from augend._numerics import COUNT_LIMIT, Moments, to_limbs
@@ -36,6 +37,7 @@ class AccumulatorState:
         count: Items (or weight) that the first term's sums cover.
         microbatches: How many were made, those that counted nothing included.
         moments: The exact moments of every term, its count among them.
+        scales: Of exact sums, term to parameter to k: a sum is its whole number times ``2**-k``.
     """
 
     dtype: str
@@ -43,12 +45,19 @@ class AccumulatorState:
     count: int | float
     microbatches: int
     moments: Mapping[str, Moments] = field(default_factory=dict, repr=False)
+    scales: Mapping[str, Mapping[str, int]] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(contract: Contract, reduced: Reduced) -> AccumulatorState:
         """Return the counters of all ranks' window."""
         count = plain_count(reduced.moments[contract.terms[0]].count)
-        return AccumulatorState(contract.dtype, contract.loss_scale, count, reduced.microbatches, reduced.moments)
+        scales = {
+            term: {name: one for name, one in named.items() if one is not None}
+            for term, named in reduced.scales.items()
+        }
+        return AccumulatorState(
+            contract.dtype, contract.loss_scale, count, reduced.microbatches, reduced.moments, scales
+        )
 
 
 def plain_count(count: Fraction) -> int | float:
@@ -68,7 +77,8 @@ def write_state(held: Held, reduced: Reduced) -> dict[str, object]:
         copied = {name: one.clone() if one is window.sums[term].get(name) else one for name, one in complete.items()}
         sums[term] = {name: held.placement.spread(name, one) for name, one in copied.items()}
     plain = _plain(held.contract, reduced.microbatches, reduced.moments, sums)
-    return {**plain, "step": window.step, "rows_done": window.rows_done, "loose": reduced.loose}
+    exact = {} if window.scales is None else write_exact(window.scales.known, reduced, held.fingerprint.now())
+    return {**plain, **exact, "step": window.step, "rows_done": window.rows_done, "loose": reduced.loose}
 
 
 def complete_sums(held: Held, term: str, names: Sequence[str]) -> dict[str, Tensor]:
@@ -112,12 +122,13 @@ def read_state(state: Mapping[str, object], contract: Contract, limit: int) -> t
         StateError: A field is missing, unknown, of another type, or out of its domain; names it.
         ContractError: The saved contract differs from the live one; says in what.
     """
-    _check_keys("the state", state, _KEYS)
+    _check_dtype(state, contract)
+    _check_keys("the state", state, _KEYS | EXACT_KEYS if contract.exact else _KEYS)
     if state["version"] != STATE_VERSION or isinstance(state["version"], bool):
         raise StateError(f"version must be {STATE_VERSION}; got {state['version']!r}: written by another augend")
     _check_contract(state["contract"], contract)
-    work = _work(contract)
-    window = Window(contract.terms, work)
+    held = HELD_DTYPES[contract.dtype]
+    window = Window(contract.terms, held)
     window.microbatches = window.rounds = _whole("microbatches", state["microbatches"], limit)
     window.rows_done = _whole("rows_done", state["rows_done"], COUNT_LIMIT)
     if state["step"] is not None:
@@ -131,9 +142,11 @@ def read_state(state: Mapping[str, object], contract: Contract, limit: int) -> t
     for term in contract.terms:
         saved = _moments(term, moments[term])
         window.add_moments({term: saved})
-        window.sums[term] = _sums(term, sums[term], present[term], contract, work)
+        window.sums[term] = _sums(term, sums[term], present[term], contract, held)
         window.used[term] = set(window.sums[term])
         _check_counters(term, saved, window)
+    if contract.exact:
+        read_exact(state, contract, window)
     return window, _whole("updates", state["updates"], COUNT_LIMIT), state["finished"]
 
 
@@ -155,7 +168,12 @@ def state_of_sums(
         gradients if len(contract.terms) > 1 else {contract.terms[0]: gradients},
     )
     sums = {term: {name: one.clone() for name, one in named.items()} for term, named in by_term.items()}
-    return {**_plain(contract, counters.microbatches, counters.moments, sums), "updates": 0, "finished": None}
+    plain = _plain(contract, counters.microbatches, counters.moments, sums)
+    exact: dict[str, object] = {}
+    if contract.exact:
+        scales = {term: dict(counters.scales.get(term, {})) for term in contract.terms}
+        exact = {"scales": scales, "largest": {term: {} for term in contract.terms}, "offer": 0, "bits": {}}
+    return {**plain, **exact, "updates": 0, "finished": None}
 
 
 def _check_keys(what: str, got: object, expected: frozenset[str] | set[str]) -> None:
@@ -184,8 +202,12 @@ def _flag(name: str, value: object) -> bool:
     return value
 
 
-def _work(contract: Contract) -> torch.dtype:
-    return WORK_DTYPES[contract.dtype]
+def _check_dtype(state: Mapping[str, object], live: Contract) -> None:
+    """Compare first what decides which fields there are."""
+    contract = state.get("contract") if isinstance(state, Mapping) else None
+    saved = contract.get("dtype") if isinstance(contract, Mapping) else live.dtype
+    if saved != live.dtype and saved in WORK_DTYPES:
+        raise ContractError(f"dtype {saved!r} was saved, and the accumulator has {live.dtype!r}")
 
 
 def _check_contract(saved: object, live: Contract) -> None:
@@ -193,7 +215,7 @@ def _check_contract(saved: object, live: Contract) -> None:
     expected = live.to_plain()
     _check_keys("contract", saved, set(expected))
     plain = cast("Mapping[str, object]", saved)
-    for name in ("dtype", "loss_scale", "terms"):
+    for name in (one for one in expected if one != "tensors"):
         if not _equal(plain[name], expected[name]):
             raise ContractError(f"{name} {plain[name]!r} was saved, and the accumulator has {expected[name]!r}")
     compare_tensors(_read_tensors(plain["tensors"]), live.tensors, "the accumulator's model")
@@ -239,7 +261,7 @@ def _moments(term: str, plain: object) -> Moments:
     return moments
 
 
-def _sums(term: str, got: object, present: object, contract: Contract, work: torch.dtype) -> dict[str, Tensor]:
+def _sums(term: str, got: object, present: object, contract: Contract, held: torch.dtype) -> dict[str, Tensor]:
     if not isinstance(present, list) or not all(isinstance(name, str) for name in present):
         raise StateError(f"present[{term!r}] must be a list of parameter names; got {present!r}")
     if len(set(present)) != len(present):
@@ -254,8 +276,8 @@ def _sums(term: str, got: object, present: object, contract: Contract, work: tor
             raise StateError(f"{where} holds a tensor for the {kind} parameter {name!r}")
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             raise StateError(f"{where}[{name!r}] must be a dense tensor; got {type(tensor).__name__}")
-        if tensor.dtype != work or tuple(tensor.shape) != agreed.shape:
-            expected = f"{work} of shape {list(agreed.shape)}"
+        if tensor.dtype != held or tuple(tensor.shape) != agreed.shape:
+            expected = f"{held} of shape {list(agreed.shape)}"
             raise StateError(f"{where}[{name!r}] must be {expected}; got {tensor.dtype} of {list(tensor.shape)}")
         sums[name] = tensor.detach()
     return sums

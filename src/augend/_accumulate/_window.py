@@ -9,7 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from augend._numerics import COUNT_LIMIT, Moments, exact_sum
+from augend._accumulate._scales import Scales, Sizes
+from augend._numerics import COUNT_LIMIT, Moments, add_fixed_, exact_sum
 from augend._tally import Tally
 from augend.errors import CounterOverflowError, GradientError, StateError, TallyError
 
@@ -23,11 +24,16 @@ class Window:
 
     Args:
         terms: Names of the loss terms.
-        work: Dtype of the sums.
+        held: Dtype of the sums.
+        scales: The grids of exact sums; None of others.
     """
 
-    def __init__(self, terms: tuple[str, ...], work: torch.dtype) -> None:
-        self.work = work
+    def __init__(self, terms: tuple[str, ...], held: torch.dtype, scales: Scales | None = None) -> None:
+        self.terms = terms
+        self.held = held
+        self.scales = scales
+        self.offer = 0  # how often the batch was offered before
+        self.unfit: Sizes | None = None  # what its grids could not hold, of a batch that nobody offers again
         self.sums: dict[str, dict[str, Tensor]] = {term: {} for term in terms}  # this rank's parts
         self.used: dict[str, set[str]] = {term: set() for term in terms}  # what had a gradient on this rank
         self.microbatches = 0  # of this rank, fillers not counted
@@ -49,12 +55,13 @@ class Window:
             )
 
     def add_gradient(self, term: str, name: str, gradient: Tensor, like: Tensor) -> None:
-        """Add one gradient to its sum; the first one of a window is copied.
+        """Add one gradient to its sum; an exact one whose term is only measured stays zero.
 
         Args:
             term: The loss term.
             name: The parameter.
-            gradient: Shaped like the parameter, and only read: autograd may have given its memory to others too.
+            gradient: Shaped like the parameter, floating or on the sum's grid already, and only read: autograd may
+                have given its memory to others too.
             like: The parameter, whose memory layout the sum takes.
         """
         sums = self.sums[term]
@@ -63,10 +70,31 @@ class Window:
                 f"the gradient of {name!r} has shape {list(gradient.shape)} here, and its sum {list(like.shape)}: it "
                 "is cut otherwise than its parameter"
             )
-        if name in sums:
+        if self.scales is not None and gradient.is_floating_point():
+            if name not in sums:
+                sums[name] = torch.zeros_like(like, dtype=self.held)
+            scale = self.scales.of(term, name)
+            if scale is not None:
+                add_fixed_(sums[name], gradient, scale)
+        elif name in sums:
             sums[name].add_(gradient)
         else:
-            sums[name] = torch.empty_like(like, dtype=self.work).copy_(gradient)
+            sums[name] = torch.empty_like(like, dtype=self.held).copy_(gradient)
+
+    def see(self, term: str, name: str, size: Tensor) -> None:
+        """Take note of how large a gradient is, ``[]`` float64, where scales are made of it."""
+        if self.scales is not None:
+            self.scales.see(term, name, size)
+
+    def shared(self, term: str, name: str, gradient: Tensor) -> Tensor:
+        """Return a gradient of this rank in the form in which ranks add it up."""
+        if self.scales is None:
+            return gradient
+        whole = torch.zeros_like(gradient, dtype=self.held)
+        scale = self.scales.of(term, name)
+        if scale is not None:
+            add_fixed_(whole, gradient, scale)
+        return whole
 
     def add_tally(self, term: str, tally: Tally, *, gradients: int) -> None:
         """Keep the rows of one micro-batch, and whether its backward made any gradient."""

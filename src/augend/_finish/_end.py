@@ -33,7 +33,7 @@ def end_batch(pending: Pending, ask: Callable[[], Asked], *, updates: int) -> Fi
     mean = mean_of(pending, policy, what, pending.unused)
     scale = 1.0 if mean.skipped else policy.scale(mean.norm)
     mean = judge_narrowing(mean, scale, {name: one.dtype for name, one in targets.items()}, policy, pending)
-    pending.drain()
+    pending.drain(mean.reduced)
     pending.taker.drop()
     if not mean.skipped:
         pending.window.broken = _STEP_FAILED
@@ -46,8 +46,17 @@ def end_batch(pending: Pending, ask: Callable[[], Asked], *, updates: int) -> Fi
     pending.course.close()  # only now: after a step that failed, the batch can be offered again
     taken = updates + (not mean.skipped)
     scale = 1.0 if mean.skipped else scale
-    microbatches = mean.reduced.microbatches
-    return Finished(mean.count, microbatches, mean.norm, scale, mean.skipped, taken, mean.losses())
+    reduced = mean.reduced
+    return Finished(
+        mean.count,
+        reduced.microbatches,
+        mean.norm,
+        scale,
+        mean.skipped,
+        taken,
+        mean.losses(),
+        offers=reduced.offer + 1,
+    )
 
 
 def _checked(pending: Pending, ask: Callable[[], Asked]) -> Asked:

@@ -11,10 +11,20 @@ from typing import final
 import torch
 from torch import Tensor
 
-from augend._accumulate import Pending, Reduced, Unused, Window, complete_sums, plain_count, reduce_window
+from augend._accumulate import (
+    Pending,
+    Reduced,
+    Unused,
+    Window,
+    check_grids,
+    complete_sums,
+    plain_count,
+    reduce_window,
+)
 from augend._finish._divide import divide_
+from augend._finish._exact import exact_means
 from augend._finish._policy import Policy
-from augend._numerics import norm
+from augend._numerics import exact_norm, norm
 from augend.errors import EmptyWindowError, NonFiniteError
 from augend.metrics import Estimate
 
@@ -22,10 +32,10 @@ from augend.metrics import Estimate
 @final
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean gradient that is not formed yet: undivided sums, and the two divisors that belong to them."""
+    """A mean gradient that is not handed over yet: sums, and the two divisors that belong to them."""
 
     sums: dict[str, Tensor]  # this rank's parts of the sums over all ranks
-    divisors: tuple[float, float]  # the loss scale, the count
+    divisors: tuple[float, float]  # the loss scale, the count; of exact means, which are formed, ones
     norm: float
     skipped: bool
     reduced: Reduced
@@ -58,9 +68,10 @@ def mean_of(pending: Pending, policy: Policy, what: str, unused: Unused) -> Mean
     """
     weights = policy.weights(pending.contract.terms)
     reduced = reduce_window(pending, what, unused, policy=policy.to_plain())
-    moments, loss_scale = reduced.moments, pending.contract.loss_scale
+    check_grids(pending, reduced)
+    moments = reduced.moments
     counts = {term: float(one.count) for term, one in moments.items()}
-    divisors = (loss_scale, 1.0)
+    divisors = (1.0, 1.0)
     if not any(counts.values()):
         if policy.empty == "skip":
             return Mean({}, divisors, math.nan, skipped=True, reduced=reduced)
@@ -70,14 +81,26 @@ def mean_of(pending: Pending, policy: Policy, what: str, unused: Unused) -> Mean
                 'no mean. Supervise at least one item, or choose empty="skip", "one" or "zero"'
             )
         counts = dict.fromkeys(counts, 1.0)
-    sums, count = _combine(pending, reduced, weights, counts)
-    if policy.empty == "zero" and not any(one.count for one in moments.values()):
+    zero = policy.empty == "zero" and not any(one.count for one in moments.values())
+    if pending.contract.exact:
+        sums = exact_means(pending, reduced, weights, counts)
+    else:
+        sums, divisors = _combine(pending, reduced, weights, counts)
+    if zero:
         sums = {name: torch.zeros_like(tensor) for name, tensor in sums.items()}
-    placement = pending.placement
-    counted = [tensor for name, tensor in sums.items() if placement.counted(name)]
-    length = norm(counted, functools.partial(placement.group.gather, what)) / loss_scale / count
-    mean = Mean(sums, (loss_scale, count), length, skipped=False, reduced=reduced)
+    length = _norm(pending, sums, what) / divisors[0] / divisors[1]
+    mean = Mean(sums, divisors, length, skipped=False, reduced=reduced)
     return _judged(mean, _non_finite(mean, pending, what), policy, pending.window)
+
+
+def _norm(pending: Pending, sums: Mapping[str, Tensor], what: str) -> float:
+    """Return the norm of all ranks' sums: with a bound on its error, or of exact means correctly rounded."""
+    group, placement = pending.placement.group, pending.placement
+    counted = [tensor for name, tensor in sums.items() if placement.counted(name)]
+    if not pending.contract.exact:
+        return norm(counted, functools.partial(group.gather, what))
+    elements = sum(one.numel() for one in pending.slots.parameters.values())
+    return exact_norm(counted, elements, functools.partial(group.maximum, what), functools.partial(group.total, what))
 
 
 def judge_narrowing(
@@ -124,12 +147,13 @@ def _judged(mean: Mean, fault: str | None, policy: Policy, window: Window) -> Me
 
 def _combine(
     pending: Pending, reduced: Reduced, weights: Mapping[str, float], counts: Mapping[str, float]
-) -> tuple[dict[str, Tensor], float]:
-    """Return the gradients of Σ weight · sum / count, and the count that they still must be divided by."""
+) -> tuple[dict[str, Tensor], tuple[float, float]]:
+    """Return the gradients of Σ weight · sum / count, and the two numbers that they still must be divided by."""
+    loss_scale = pending.contract.loss_scale
     sums_of = {term: complete_sums(pending, term, names) for term, names in reduced.present.items()}
     (first, *others) = sums_of
     if not others and weights[first] == 1.0:
-        return sums_of[first], counts[first]
+        return sums_of[first], (loss_scale, counts[first])
     combined: dict[str, Tensor] = {}
     for term, sums in sums_of.items():
         for name, tensor in sums.items():
@@ -138,12 +162,15 @@ def _combine(
             divide_([part], (counts[term] or 1.0, 1.0))
             part.mul_(weights[term])
             combined[name] = combined[name].add_(part) if name in combined else part
-    return {name: combined[name] for name in pending.slots.parameters if name in combined}, 1.0
+    return {name: combined[name] for name in pending.slots.parameters if name in combined}, (loss_scale, 1.0)
 
 
 def _non_finite(mean: Mean, pending: Pending, what: str) -> str | None:
     """Say where the first inf or nan is, or None; the same on all ranks."""
     if not math.isfinite(mean.norm):
+        for name in mean.sums:  # exact sums know it; others that their grids could not hold are nan too
+            if not all(math.isfinite(sizes.get(name, 0.0)) for sizes in mean.reduced.largest.values()):
+                return f"the gradient of parameter {name!r} holds an inf or a nan"
         here = [not bool(torch.isfinite(tensor).all()) for tensor in mean.sums.values()]
         anywhere = pending.placement.group.maximum(what, here)
         for name, bad in zip(mean.sums, anywhere, strict=True):

@@ -27,6 +27,7 @@ class Finished:
         skipped: True if a policy dropped the batch: no gradient was written and no step taken.
         update: Steps really taken so far, this one included; a schedule's clock.
         losses: For every term its value and standard error over the rows of the batch.
+        offers: How often the batch was offered: 1, or 2 where exact sums needed other grids.
     """
 
     count: int | float
@@ -36,6 +37,7 @@ class Finished:
     skipped: bool
     update: int
     losses: Mapping[str, Estimate]
+    offers: int = 1
 
     @property
     def loss(self) -> Estimate:
@@ -62,6 +64,7 @@ class Finished:
             "skipped": self.skipped,
             "update": self.update,
             "losses": losses,
+            "offers": self.offers,
         }
 
     @staticmethod
@@ -85,10 +88,10 @@ class Finished:
             raise StateError(f"the last finish must have the losses {list(terms)}; got {list(losses)}")
         if type(done.skipped) is not bool:
             raise StateError(f"the last finish's skipped must be true or false; got {done.skipped!r}")
-        for name in ("microbatches", "update"):
+        for name, least in (("microbatches", 0), ("update", 0), ("offers", 1)):
             value = getattr(done, name)
-            if type(value) is not int or value < 0:
-                raise StateError(f"the last finish's {name} must be a whole number of at least 0; got {value!r}")
+            if type(value) is not int or value < least:
+                raise StateError(f"the last finish's {name} must be a whole number of at least {least}; got {value!r}")
         return done
 
 

@@ -123,13 +123,13 @@ def mean_of_fixed(addends: Sequence[Addend]) -> Tensor:
     divisors = [torch.tensor(one.divisor, dtype=torch.float64, device=first.device) for one in addends]
     for begin in range(0, flat.numel(), _CHUNK):
         end = begin + _CHUNK
-        mean = None
-        for total, one, divisor in zip(totals, addends, divisors, strict=True):
-            part = total[begin:end].to(torch.float64).mul_(math.ldexp(1.0, -one.scale)).div_(divisor)
-            if one.weight != 1.0:
-                part.mul_(one.weight)
-            mean = part if mean is None else mean.add_(part)
-        flat[begin:end].copy_(mean)
+        parts = [
+            total[begin:end].to(torch.float64).mul_(math.ldexp(1.0, -one.scale)).div_(divisor).mul_(one.weight)
+            for total, one, divisor in zip(totals, addends, divisors, strict=True)
+        ]
+        for part in parts[1:]:
+            parts[0].add_(part)
+        flat[begin:end].copy_(parts[0])
     return result
 
 

@@ -1,7 +1,8 @@
 """Where parameters, gradients and sums lie: plain, replicated, sharded by FSDP2 or HSDP, split by tensors."""
 
 from augend._placement._fsdp import give_back
+from augend._placement._place import Dtypes
 from augend._placement._placement import Placement
 from augend._placement._recognise import Sync, place
 
-__all__ = ["Placement", "Sync", "give_back", "place"]
+__all__ = ["Dtypes", "Placement", "Sync", "give_back", "place"]

@@ -45,27 +45,28 @@ class Chunks:
     Args:
         shapes: Of every parameter, by name; each has at least one dim.
         group: Who shares the sums.
-        work: Dtype of the sums.
+        held: Dtype of the sums.
         device: Of the parameters.
     """
 
     def __init__(
-        self, shapes: Mapping[str, torch.Size], group: dist.ProcessGroup, work: torch.dtype, device: torch.device
+        self, shapes: Mapping[str, torch.Size], group: dist.ProcessGroup, held: torch.dtype, device: torch.device
     ) -> None:
         self._group = group
         self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
-        self._kind = {"dtype": work, "device": device}
+        self._held = held
+        self._device = device
         self._buckets = list(_buckets([_Cut(name, shape, self._world) for name, shape in shapes.items()]))
 
     def scatter(self, gradients: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Add up every rank's gradients, and yield this rank's part of each. Collective.
 
         Args:
-            gradients: Of whole parameters, in any dtype; a missing one counts as zeros.
+            gradients: Of whole parameters, in any dtype that the sums' holds; a missing one counts as zeros.
         """
         for bucket in self._buckets:
             size = sum(one.elements for one in bucket)
-            every = torch.zeros((self._world, size), **self._kind)  # type: ignore[call-overload]  # a dtype and a device
+            every = torch.zeros((self._world, size), dtype=self._held, device=self._device)
             begin = 0
             for one in bucket:
                 if one.name in gradients:
@@ -73,7 +74,7 @@ class Chunks:
                     for rank, part in enumerate(torch.split(flat, one.elements)):
                         every[rank, begin : begin + part.numel()].copy_(part)
                 begin += one.elements
-            mine = torch.empty(size, **self._kind)  # type: ignore[call-overload]  # the same
+            mine = torch.empty(size, dtype=self._held, device=self._device)
             dist.reduce_scatter(mine, list(every), group=self._group)
             yield from self._unpacked(bucket, mine, self._rank)
 
@@ -81,21 +82,21 @@ class Chunks:
         """Return whole tensors of every rank's parts. Collective.
 
         Args:
-            parts: The same names on every rank, each this rank's part in the work dtype; not all need be there.
+            parts: The same names on every rank, each this rank's part, all of one dtype; not all need be there.
         """
         result: dict[str, Tensor] = {}
         for bucket in self._buckets:
             held = [one for one in bucket if one.name in parts]
             if not held:
                 continue
-            size = sum(one.elements for one in held)
-            mine = torch.zeros(size, **self._kind)  # type: ignore[call-overload]  # a dtype and a device
+            size, dtype = sum(one.elements for one in held), parts[held[0].name].dtype
+            mine = torch.zeros(size, dtype=dtype, device=self._device)
             begin = 0
             for one in held:
                 part = parts[one.name].reshape(-1)
                 mine[begin : begin + part.numel()].copy_(part)
                 begin += one.elements
-            every = torch.empty((self._world, size), **self._kind)  # type: ignore[call-overload]  # the same
+            every = torch.empty((self._world, size), dtype=dtype, device=self._device)
             dist.all_gather(list(every), mine, group=self._group)
             rows = [dict(self._unpacked(held, every[rank], rank)) for rank in range(self._world)]
             for one in held:

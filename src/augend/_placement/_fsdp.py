@@ -1,7 +1,8 @@
 """FSDP2: the one file that knows what torch keeps private about ``fully_shard``.
 
 Used of it: per module ``_get_fsdp_state()``, its ``_fsdp_param_groups`` and ``_is_root``; per group ``fsdp_params``,
-``mesh_info``, ``mp_policy``, the switches, ``_all_reduce_hook`` and ``_partial_reduce_output``; per parameter
+``mesh_info`` and its ``shard_mesh_size``, ``mp_policy``, the switches, ``_all_reduce_hook`` and
+``_partial_reduce_output``; of ``ReduceScatter`` its shape, which is a private class; per parameter
 ``sharded_param``, ``_unsharded_param``, ``_sharded_post_forward_param``, ``unsharded_accumulated_grad``,
 ``sharded_size`` and ``padded_sharded_param_size``. A probe at construction and a check of every layout fail loudly
 where that changes.
@@ -9,6 +10,7 @@ where that changes.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +23,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.utils.hooks import RemovableHandle
 
 from augend._group import Mesh
+from augend._placement._scatter import WholeScatter
 from augend.errors import GradientError, PlacementError
 
 _WIDTH: Final = {torch.bfloat16: 1, torch.float16: 1, torch.float32: 2, torch.float64: 3}
@@ -31,6 +34,9 @@ class Receiver(Protocol):
 
     def use(self, name: str, gradient: Tensor) -> None:
         """See the gradient of one parameter, whole, before ranks are added up; it may be overwritten."""
+
+    def write(self, name: str, gradient: Tensor, whole: Tensor) -> None:
+        """Write a gradient of this rank as whole numbers, both ``[ranks, elements]``; where sums are such."""
 
     def take(self, name: str, local: Tensor) -> None:
         """Take this rank's part of a gradient that was added up over the ranks of the shards; only to be read."""
@@ -43,13 +49,16 @@ class FullySharded:
     Args:
         modules: Every FSDP module, by its name in the model.
         names: The name of each trained parameter, by its identity.
-        work: Dtype of the sums.
+        work: Dtype of gradients.
+        held: Dtype of the sums; if it is one of whole numbers, ranks are added up in these.
 
     Raises:
         PlacementError: A module reduces in a dtype narrower than ``work``, or has several groups of parameters.
     """
 
-    def __init__(self, modules: Mapping[str, FSDPModule], names: Mapping[int, str], work: torch.dtype) -> None:
+    def __init__(
+        self, modules: Mapping[str, FSDPModule], names: Mapping[int, str], work: torch.dtype, held: torch.dtype
+    ) -> None:
         self.modules = dict(modules)
         self._groups: dict[str, Any] = {}
         for name, module in modules.items():
@@ -76,8 +85,11 @@ class FullySharded:
         weakref.finalize(self, _remove, self._handles).atexit = False
         self._used_of: set[str] = set()  # of the backward that runs: parameters that had a gradient
         self._taken_of: set[str] = set()  # and those whose gradients were added up
-        for name in self._groups:
+        self._scatters: dict[str, WholeScatter] = {}  # of modules with more than one shard: else torch adds up nothing
+        for name, group in self._groups.items():
             switch_to_sums(self.modules[name])
+            if not held.is_floating_point and group.mesh_info.shard_mesh_size > 1:
+                self._scatters[name] = WholeScatter()
 
     @property
     def delivered(self) -> bool:
@@ -128,6 +140,10 @@ class FullySharded:
         self._receiver = receiver
         self._used_of, self._taken_of = set(), set()
         self._listen(_hook)
+        for name, scatter in self._scatters.items():  # another accumulator may have set its own
+            widths = {one: padded for one, _, padded in self._layout(name)}
+            scatter.begin(widths, receiver.write, functools.partial(self._deal_out, name))
+            self.modules[name].set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # torch's abstract class is private
         try:
             yield
             for name, group in self._groups.items():
@@ -140,6 +156,8 @@ class FullySharded:
         finally:
             self._receiver = None
             self._listen(lambda _, __: None)
+            for scatter in self._scatters.values():
+                scatter.end()
             self.drop()
 
     def _abandon(self) -> None:
@@ -164,23 +182,31 @@ class FullySharded:
                 self.modules[name].set_all_reduce_hook(hook(weakref.WeakMethod(self._reduced), name))
 
     def _reduced(self, module: str, flat: Tensor) -> None:
-        """Take the parts of one module's flat reduce-scatter output: padded, and in the order of its parameters."""
+        """Take one module's flat reduce-scatter output, unless it went another way, as whole numbers."""
+        if module not in self._scatters:
+            self._deal_out(module, flat)
+
+    def _deal_out(self, module: str, flat: Tensor) -> None:
+        """Take the parts of one module's flat sums: padded, and in the order of its parameters."""
         if self._receiver is None:
             return
         begin = 0
-        for one in self._groups[module].fsdp_params:
-            if not one.sharded_param.requires_grad:
-                continue
-            part = flat[begin : begin + one.sharded_size.numel()].view(one.sharded_size)
-            begin += one.padded_sharded_param_size.numel()
-            name = self._names[id(one.sharded_param)]
+        for name, shape, padded in self._layout(module):
             self._taken_of.add(name)
-            self._receiver.take(name, part)
+            self._receiver.take(name, flat[begin : begin + shape.numel()].view(shape))
+            begin += padded
         if begin != flat.numel():
             raise PlacementError(
                 f"module {module!r} reduced {flat.numel()} elements, and its parameters have {begin} here: this torch "
                 "lays gradients out in a way that this augend does not know"
             )
+
+    def _layout(self, module: str) -> Iterator[tuple[str, torch.Size, int]]:
+        """Yield name, shape and padded elements of this rank's part of each parameter that has a gradient."""
+        for one in self._groups[module].fsdp_params:
+            if one.sharded_param.requires_grad:
+                padded = one.padded_sharded_param_size.numel()
+                yield self._names[id(one.sharded_param)], one.sharded_size, padded
 
     def _watch(self) -> None:
         """See each gathered parameter's own gradient before it is added up: once for each, as soon as it exists."""

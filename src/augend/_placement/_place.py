@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,13 @@ from torch import Tensor, nn
 from augend._placement._axes import Axes
 from augend._placement._digests import digest
 from augend._placement._tensors import Placed, box, cut, is_box, local_of, placed, spread, whole
+
+
+class Dtypes(NamedTuple):
+    """What gradients are computed in, and what their sums are held in: the same, or whole numbers of grid steps."""
+
+    work: torch.dtype
+    held: torch.dtype
 
 
 @final

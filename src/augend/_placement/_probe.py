@@ -13,7 +13,7 @@ from augend._placement._fsdp import FullySharded, groups_of
 from augend.errors import PlacementError
 
 
-def prove_sums(modules: Iterable[FSDPModule], work: torch.dtype) -> None:
+def prove_sums(modules: Iterable[FSDPModule], work: torch.dtype, held: torch.dtype) -> None:
     """Send ones through modules that are sharded as the given ones are, and see that their number comes back.
 
     Collective over the mesh of every module, in their order.
@@ -28,16 +28,16 @@ def prove_sums(modules: Iterable[FSDPModule], work: torch.dtype) -> None:
             kind = (group.mesh_info.mesh, group.mp_policy)
             if dtypes and kind not in proven:
                 proven.append(kind)
-                _prove(group, dtypes[0], work)
+                _prove(group, dtypes[0], work, held)
 
 
-def _prove(group: object, dtype: torch.dtype, work: torch.dtype) -> None:
+def _prove(group: object, dtype: torch.dtype, work: torch.dtype, held: torch.dtype) -> None:
     mesh, policy, device = group.mesh_info.mesh, group.mp_policy, group.device  # type: ignore[attr-defined]  # torch's own
     with torch.inference_mode(mode=False), torch.enable_grad():
         model = _Ones(dtype, device)
         fully_shard(model, mesh=mesh, mp_policy=policy)
         weight = next(model.parameters())
-        sharded = FullySharded({"probe": model}, {id(weight): "weight"}, work)  # type: ignore[dict-item]  # fully_shard makes it one
+        sharded = FullySharded({"probe": model}, {id(weight): "weight"}, work, held)  # type: ignore[dict-item]  # fully_shard makes it one
         taken = _Taken()
         total = model().float().sum()
         with sharded.received_by(taken):
@@ -73,6 +73,9 @@ class _Taken:
 
     def use(self, name: str, gradient: Tensor) -> None:  # noqa: ARG002  # the shape of a receiver
         self.used.append(name)
+
+    def write(self, name: str, gradient: Tensor, whole: Tensor) -> None:  # noqa: ARG002  # the same
+        whole.copy_(gradient)
 
     def take(self, name: str, local: Tensor) -> None:  # noqa: ARG002  # the same
         self.parts.append(local.clone())

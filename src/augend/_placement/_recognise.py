@@ -17,7 +17,7 @@ from augend._group import Mesh, open_group, rank_and_world
 from augend._placement._axes import Axes, axis_names
 from augend._placement._chunks import Chunks
 from augend._placement._fsdp import FullySharded, give_back, meshes_of
-from augend._placement._place import Place
+from augend._placement._place import Dtypes, Place
 from augend._placement._placement import Placement
 from augend._placement._probe import prove_sums
 from augend._placement._tensors import placed
@@ -27,7 +27,7 @@ Sync = Literal["every", "last"]
 _DATA: Final = "data"
 
 
-def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, work: Callable[[], torch.dtype]) -> Placement:
+def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, dtypes: Callable[[], Dtypes]) -> Placement:
     """Find out where the parameters of a model lie, and where their sums are to lie.
 
     Collective over the full mesh, if there are several ranks.
@@ -38,13 +38,13 @@ def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, work: Callable[[],
         mesh: The full mesh, where the parameters do not tell it.
         sync: Whether the sums of replicated parameters are shared out and added up in every micro-batch, or kept
             whole and added up last.
-        work: Returns the dtype of the sums, or refuses what was asked for besides.
+        dtypes: Returns those of gradients and sums, or refuses what was asked for besides.
 
     Raises:
         PlacementError: The parameters lie as nothing here can serve, or a mesh is needed, or does not fit.
     """
     group = open_group(mesh, purpose="augend accumulator")
-    dtype = group.agreed("the look at the arguments", work)
+    work, held = group.agreed("the look at the arguments", dtypes)
     inner, sharded, full = group.agreed("the look at the model", lambda: _looked_at(model, mesh, sync))
     if full is None and group.world > 1:
         device = next((one.device.type for one in inner.parameters()), "cpu")
@@ -52,16 +52,18 @@ def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, work: Callable[[],
     parameters = dict(inner.named_parameters())
     group.agreed("the look at the mesh", lambda: _refuse_permuted(full))
     axes = Axes(full, _data_axes(parameters, sharded, full))
+    if not held.is_floating_point:
+        group.agreed("the look at the axes", lambda: _refuse_tensor_axes(axes))
     trained = {name: one for name, one in parameters.items() if one.requires_grad}
     fsdp = None
     if sharded:
         names = {id(one): name for name, one in trained.items()}
-        fsdp = group.agreed("the look at the sharded modules", lambda: FullySharded(sharded, names, dtype))
+        fsdp = group.agreed("the look at the sharded modules", lambda: FullySharded(sharded, names, work, held))
         with group.explained("the proof that gradients are added up"):
-            prove_sums(sharded.values(), dtype)
+            prove_sums(sharded.values(), work, held)
     chunks, over = None, None
     if full is not None and not sharded and sync == "every" and axes.share()[1] > 1 and not axes.tensor:
-        chunks, over = _chunked(trained, full, dtype)
+        chunks, over = _chunked(trained, full, held)
     places = group.agreed(
         "the look at the parameters",
         lambda: {name: _place(name, one, axes, fsdp, over) for name, one in trained.items()},
@@ -175,12 +177,22 @@ def _known(mesh: Mesh, full: Mesh) -> tuple[str, ...]:
     return axis_names(full) if mesh == full else axis_names(mesh)
 
 
-def _chunked(trained: Mapping[str, nn.Parameter], full: Mesh, work: torch.dtype) -> tuple[Chunks, Mesh]:
+def _refuse_tensor_axes(axes: Axes) -> None:
+    """Sums in whole numbers are for the same bits on any cut, and this cut changes what is summed."""
+    if axes.tensor:
+        raise PlacementError(
+            f"the ranks along axis {axes.tensor[0]!r} run the same rows, as of tensor parallelism, which changes the "
+            'arithmetic inside of each micro-batch: dtype="exact" cannot promise the same bits there. Use "float32" or '
+            '"float64", or shard with fully_shard() alone'
+        )
+
+
+def _chunked(trained: Mapping[str, nn.Parameter], full: Mesh, held: torch.dtype) -> tuple[Chunks, Mesh]:
     """Return who deals the sums of replicated parameters, and the one axis that they are dealt along."""
     over = full if full.ndim == 1 else full._flatten()  # noqa: SLF001  # torch's documented name for it
     shapes = {name: one.shape for name, one in trained.items() if one.dim()}
     device = next(iter(trained.values())).device if trained else torch.device("cpu")
-    return Chunks(shapes, over.get_group(), work, device), over
+    return Chunks(shapes, over.get_group(), held, device), over
 
 
 def _place(name: str, parameter: nn.Parameter, axes: Axes, fsdp: FullySharded | None, over: Mesh | None) -> Place:

@@ -1,0 +1,112 @@
+"""What the bits of a run depend on besides its data and its code: recorded, and compared when it goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, final
+
+import torch
+
+from augend.errors import ContractError
+
+Bits = Mapping[str, str | int | bool]
+
+
+def machine_bits(device: torch.device) -> dict[str, str | int | bool]:
+    """Return what decides how torch rounds here, by names that messages use.
+
+    Args:
+        device: Where the parameters are.
+    """
+    processor = torch.cpu.get_capabilities()
+    attention = (
+        torch.backends.cuda.flash_sdp_enabled,  # of every device, in spite of its name
+        torch.backends.cuda.mem_efficient_sdp_enabled,
+        torch.backends.cuda.math_sdp_enabled,
+        torch.backends.cuda.cudnn_sdp_enabled,
+    )
+    bits: dict[str, str | int | bool] = {
+        "torch": torch.__version__,
+        "build": _mark(line for line in torch.__config__.show().splitlines() if "capability" not in line),
+        "device": device.type,
+        "processor": str(processor.get("cpu_name") or processor["architecture"]),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "mkldnn": bool(torch.backends.mkldnn.enabled),
+        "attention": "".join("01"[enabled()] for enabled in attention),  # type: ignore[no-untyped-call]  # torch leaves them untyped
+    }
+    if device.type == "cuda":
+        bits |= {
+            "accelerator": torch.cuda.get_device_name(device),
+            "cuda": str(torch.version.cuda or torch.version.hip),
+            "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
+            "cudnn_deterministic": bool(torch.backends.cudnn.deterministic),
+        }
+    return bits
+
+
+@final
+class Fingerprint:
+    """What the bits of one accumulator's sums depend on, and what is done where it has changed.
+
+    Args:
+        device: Where the parameters are.
+        other: Whether a change is told or refused.
+        tells: Whether this rank is the one that tells.
+    """
+
+    def __init__(self, device: torch.device, other: Literal["warn", "error"], *, tells: bool) -> None:
+        self._device = device
+        self._other = other
+        self._tells = tells
+        self._size: int | None = None  # of the micro-batches that came last
+        self._saved_size: object = None  # of those of a loaded state, until the first batch is entered
+
+    def now(self) -> dict[str, str | int | bool]:
+        """Return the fingerprint of this moment."""
+        return {**machine_bits(self._device), **({} if self._size is None else {"microbatch_size": self._size})}
+
+    def compare(self, saved: Bits) -> None:
+        """Tell or refuse what differs from a saved fingerprint; what either does not know is not compared.
+
+        Raises:
+            ContractError: Something does, and that is an error.
+        """
+        now = self.now()
+        self._judge(
+            [f"{name} was {saved[name]} and is {now[name]}" for name in now if saved.get(name, now[name]) != now[name]]
+        )
+
+    def expect(self, saved: Bits) -> None:
+        """Take the size of the micro-batches of a loaded state as that of the first batch to come."""
+        self._saved_size, self._size = saved.get("microbatch_size"), None
+
+    def enter(self, size: object) -> None:
+        """Take note of the size of a batch's micro-batches.
+
+        Raises:
+            ContractError: A loaded state was made with another size, and that is an error.
+        """
+        before = self._saved_size
+        if isinstance(size, int):
+            if isinstance(before, int) and before != size:
+                self._judge([f"microbatch_size was {before} and is {size}"])
+            self._size, self._saved_size = size, None
+
+    def _judge(self, told: Sequence[str]) -> None:
+        if not told:
+            return
+        what = f"{', '.join(told)}: from here on the bits may be others than those of a run that was not interrupted"
+        if self._other == "error":
+            raise ContractError(f'{what}. Restore what they were made with, or pass other_bits="warn"')
+        if self._tells:
+            warnings.warn(what, UserWarning, stacklevel=2)
+
+
+def _mark(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -1,0 +1,65 @@
+"""The buffers of a model, which no forward may change where sums are exact: who comes first would show in them."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from augend.errors import StateError
+
+
+@final
+class Buffers:
+    """Watches the buffers of a model through a batch.
+
+    Args:
+        model: The module; its buffers may change between batches.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._seen: dict[str, tuple[Tensor, int]] = {}  # each buffer, and how often it was written to
+        self._contents: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def begin(self) -> None:
+        """Take note of what they hold: a batch begins, or goes on."""
+        self._contents = {name: (one, one.detach().clone()) for name, one in self._model.named_buffers()}
+        self.see()
+
+    def see(self) -> None:
+        """Take note of which there are, and of how often each was written to: a micro-batch begins."""
+        self._seen = self._now()
+
+    def check(self) -> None:
+        """Raise StateError if one was set or written to in this micro-batch; reads no values."""
+        now = self._now()
+        for name in sorted(now.keys() | self._seen.keys()):
+            before, after = self._seen.get(name), now.get(name)
+            if before is None or after is None or before[0] is not after[0] or before[1] != after[1]:
+                _refuse(name)
+
+    def check_contents(self) -> None:
+        """Raise StateError if one holds other values than when the batch began: some operations write unseen."""
+        for name, (one, before) in self._contents.items():
+            if not torch.equal(_bytes(one), _bytes(before)):
+                _refuse(name)
+
+    def _now(self) -> dict[str, tuple[Tensor, int]]:
+        return {
+            name: (one, 0 if one.is_inference() else one._version)  # noqa: SLF001  # torch's documented name for it
+            for name, one in self._model.named_buffers()
+        }
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _refuse(name: str) -> None:
+    raise StateError(
+        f"buffer {name!r} was changed by a forward, so that what later micro-batches compute depends on which came "
+        'before: dtype="exact" cannot promise the same bits. Put such modules (batch normalisation) into eval mode, '
+        'use others (layer or group normalisation), or dtype="float32"'
+    )

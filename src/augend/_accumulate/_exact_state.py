@@ -1,0 +1,97 @@
+"""What the saved form of a window has besides where its sums are exact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final, cast
+
+import torch
+
+from augend._accumulate._bits import Bits
+from augend._accumulate._contract import Contract
+from augend._accumulate._reduce import Reduced
+from augend._accumulate._scales import Scales
+from augend._accumulate._window import Window
+from augend.errors import StateError
+
+EXACT_KEYS: Final = frozenset({"scales", "largest", "offer", "bits"})
+_LOWEST, _HIGHEST = -200, 300  # of the scales that float32 gradients can have
+_MOST_OFFERS: Final = 2
+
+
+def write_exact(known: Mapping[str, Mapping[str, int]], reduced: Reduced, bits: Bits) -> dict[str, object]:
+    """Return scales, largest gradients, offer and fingerprint as plain numbers, strings and dictionaries."""
+    return {
+        "scales": {term: dict(scales) for term, scales in known.items()},
+        "largest": {
+            term: {name: _write(size) for name, size in sizes.items()} for term, sizes in reduced.largest.items()
+        },
+        "offer": reduced.offer,
+        "bits": dict(bits),
+    }
+
+
+def read_exact(state: Mapping[str, object], contract: Contract, window: Window) -> None:
+    """Give a window the scales and maxima that were saved, after checking them.
+
+    Raises:
+        StateError: A field is of another type or out of its domain, or names a parameter that is not trained.
+    """
+    known = {term: _numbers(state, "scales", term, contract) for term in contract.terms}
+    window.offer = _whole("offer", state["offer"], 0, _MOST_OFFERS - 1)
+    for term, scales in known.items():
+        for name, scale in scales.items():
+            _whole(f"scales[{term!r}][{name!r}]", scale, _LOWEST, _HIGHEST)
+    window.scales = Scales(cast("Mapping[str, Mapping[str, int]]", known), contract.max_microbatches or 1)
+    for term in contract.terms:
+        for name, size in _numbers(state, "largest", term, contract).items():
+            window.scales.see(
+                term, name, torch.tensor(_read(f"largest[{term!r}][{name!r}]", size), dtype=torch.float64)
+            )
+    read_bits(state["bits"])
+
+
+def read_bits(bits: object) -> Bits:
+    """Return a saved fingerprint.
+
+    Raises:
+        StateError: It is none.
+    """
+    if not isinstance(bits, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, str | int | bool) for name, value in bits.items()
+    ):
+        raise StateError(f"bits must be a dictionary of numbers and strings; got {bits!r:.80}")
+    return bits
+
+
+def _numbers(state: Mapping[str, object], field: str, term: str, contract: Contract) -> Mapping[str, object]:
+    table = state[field]
+    if not isinstance(table, Mapping) or set(table) != set(contract.terms):
+        raise StateError(f"{field} must be a dictionary with the terms {', '.join(contract.terms)}; got {table!r:.80}")
+    numbers = table[term]
+    if not isinstance(numbers, Mapping):
+        raise StateError(f"{field}[{term!r}] must be a dictionary; got {type(numbers).__name__}")
+    for name in numbers:
+        agreed = contract.tensors.get(name)
+        if agreed is None or not agreed.trainable:
+            raise StateError(f"{field}[{term!r}] names {name!r}, which is no trained parameter")
+    return numbers
+
+
+def _whole(name: str, value: object, lowest: int, highest: int) -> int:
+    if type(value) is not int or not lowest <= value <= highest:
+        raise StateError(f"{name} must be a whole number from {lowest} to {highest}; got {value!r}")
+    return value
+
+
+def _write(size: float) -> float | str:
+    return size if math.isfinite(size) else str(size)  # JSON has neither inf nor nan
+
+
+def _read(name: str, size: object) -> float:
+    if isinstance(size, str) and size in ("inf", "nan"):
+        return float(size)
+    if type(size) is not float or not 0 < size < math.inf:
+        raise StateError(f"{name} must be a positive number, 'inf' or 'nan'; got {size!r}")
+    return size

@@ -1,0 +1,36 @@
+"""Exact sums to means: whole numbers to float32, element by element, and once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from augend._accumulate import Pending, Reduced, complete_sums
+from augend._numerics import Addend, mean_of_fixed
+
+
+def exact_means(
+    pending: Pending, reduced: Reduced, weights: Mapping[str, float], counts: Mapping[str, float]
+) -> dict[str, Tensor]:
+    """Return this rank's parts of Σ weight · sum / (loss scale · count), float32. Collective; changes no sums.
+
+    A tensor that had an inf or a nan is nan all over: whole numbers can hold neither. So is one that its grid could
+    not hold in such a batch, which is not offered again.
+    """
+    loss_scale, scales = pending.contract.loss_scale, pending.window.scales
+    addends: dict[str, list[Addend]] = {}
+    broken = set()
+    for term, names in reduced.present.items():
+        for name, total in complete_sums(pending, term, names).items():
+            if counts[term]:
+                scale = reduced.scales[term][name] or 0  # without one all gradients were zero, and so is the sum
+                addends.setdefault(name, []).append(Addend(total, scale, loss_scale * counts[term], weights[term]))
+                if scales is not None and not scales.holds(term, name, reduced.largest[term].get(name, 0.0)):
+                    broken.add(name)
+            else:
+                addends.setdefault(name, []).append(Addend(torch.zeros_like(total), 0, 1.0, 1.0))
+    means = {name: mean_of_fixed(addends[name]) for name in pending.slots.parameters if name in addends}
+    return {name: one.fill_(math.nan) if name in broken else one for name, one in means.items()}
