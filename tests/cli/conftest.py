@@ -197,7 +197,7 @@ def saved(folder) -> Path:
     keep_config(directory, run)
     rows = build_rows(run)
     model = build_model(run, rows.source)
-    training = build_training(run, rows, model)
+    training = build_training(run, rows, model, strict_bits=False)
     with Checkpoint(directory / "checkpoints", keep=3, model=model, optimizer=training.optimizer) as checkpoint:
         for value in (1.0, 2.0, 3.0):
             with torch.no_grad():

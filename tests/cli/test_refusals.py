@@ -108,6 +108,7 @@ def test_all_else_can_change(stopped):
     settings = ["epochs=3", "microbatch_size=3", "optimizer.lr=0.01", "schedule={name='cosine'}", "step.max_norm=1.0"]
     settings += ["checkpoint.keep=3", "checkpoint.every_steps=2", "validate.every_steps=3", "validate.patience=9"]
     settings += ["step.empty=skip", "step.nonfinite=skip", "parallel.ranks=1", "checkpoint.every_seconds=9.0"]
+    settings += ["digest.every_steps=2", "accumulator.max_microbatches=9"]
     assert 0 == main(["resume", stopped, *(f"--set={setting}" for setting in settings)])
     config = tomllib.loads(Path(stopped, "config.toml").read_text("utf-8"))
     assert (3, 0.01, "cosine", 3) == (

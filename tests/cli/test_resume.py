@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import augend
+import augend._cli._train
 from augend._cli import main
 from augend._cli._directory import keep_config
 from augend._cli._signals import _second

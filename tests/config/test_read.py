@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from augend._config import Setting, read
+from augend._config import Setting, read, to_toml
 from augend.errors import ConfigError
 
 LEAST = '[model]\nname = "llama"\n[data]\nsource = "docstrings"\n'
@@ -43,7 +43,17 @@ MISTAKES = [
     ("", "[accumulator]\nloss_scale = inf", [], ["accumulator.loss_scale = inf", "expected a finite float"]),
     ("", "[optimizer]\nlr = nan", [], ["optimizer.lr = nan", "expected float > 0"]),
     ("", "[step]\nmax_norm = -1.0", [], ["step.max_norm = -1.0", "expected float > 0", "for example max_norm = 1.0"]),
-    ("", '[accumulator]\ndtype = "exact"', [], ["accumulator.dtype = 'exact'", "one of 'float32', 'float64'"]),
+    ("", '[accumulator]\ndtype = "int64"', [], ["accumulator.dtype = 'int64'", "one of 'float32', 'float64', 'exact'"]),
+    ("", "[accumulator]\nmax_microbatches = 0", [], ["accumulator.max_microbatches = 0", "expected int >= 1"]),
+    (
+        "batch_size = 9\nmicrobatch_size = 2",
+        "[accumulator]\nmax_microbatches = 4",
+        [],
+        ["accumulator.max_microbatches = 4", "a batch of 9 rows has 5 micro-batches of 2; set it to more"],
+    ),
+    ("", "[parallel]\nthreads = 0", [], ["parallel.threads = 0", "expected int >= 1", "for example threads = 1"]),
+    ("", "[digest]\nevery_steps = 0", [], ["digest.every_steps = 0", "expected int >= 1", "every_steps = 10"]),
+    ("", "[digest]\nevery = 2", [], ["digest.every = 2", "unknown key; did you mean every_steps"]),
     ("", "[accumulator]\nloss_scale = 0", [], ["accumulator.loss_scale = 0", "expected float > 0"]),
     ("", '[step]\nnonfinite = "ignore"', [], ["step.nonfinite = 'ignore'", "one of 'raise', 'skip'"]),
     ("", '[parallel]\nmode = "ddp"', [], ["parallel.mode = 'ddp'", "one of 'replicated', 'fsdp', 'hsdp'"]),
@@ -140,6 +150,21 @@ def test_every_key_but_model_and_data_has_a_default(tmp_path):
     parallel = run.parallel
     assert (1, "fsdp", None, 30.0) == (parallel.ranks, parallel.mode, parallel.replicas, parallel.timeout_seconds)
     assert (60.0, None, 2) == (run.checkpoint.every_seconds, run.checkpoint.every_steps, run.checkpoint.keep)
+
+
+def test_an_exact_run_has_one_thread_and_digests_unless_others_are_asked_for(tmp_path):
+    """dtype = "exact" writes out what the bits depend on; other dtypes leave the machine its threads, and no digests.
+
+    What is written out stays: read back, it is the same run.
+    """
+    run = read(written(tmp_path, f'{LEAST}[accumulator]\ndtype = "exact"'))
+    assert (1, 10, 65_536) == (run.parallel.threads, run.digest.every_steps, run.accumulator.max_microbatches)
+    assert run == read(written(tmp_path, to_toml(run)), [Setting.parse("parallel.ranks=1")])
+    run = read(written(tmp_path, LEAST), [Setting.parse("accumulator.dtype=float64")])
+    assert (None, None) == (run.parallel.threads, run.digest.every_steps)
+    asked = ("accumulator.dtype=exact", "parallel.threads=2", "digest.every_steps=3", "accumulator.max_microbatches=8")
+    run = read(written(tmp_path, LEAST), [Setting.parse(each) for each in asked])
+    assert (2, 3, 8) == (run.parallel.threads, run.digest.every_steps, run.accumulator.max_microbatches)
 
 
 @pytest.mark.parametrize(("table", "expected"), [("ranks = 4", 2), ("ranks = 1", 2), ("ranks = 9\nreplicas = 3", 3)])

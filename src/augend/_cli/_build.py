@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, final
 
 import torch
@@ -80,6 +80,12 @@ def build_rows(run: RunFile) -> Rows:
     return Rows(source=source, train=train, held_out=held_out)
 
 
+def use_threads(run: RunFile) -> None:
+    """Let torch compute with as many threads as the run says, if it does: bits depend on it."""
+    if run.parallel.threads is not None:
+        torch.set_num_threads(run.parallel.threads)
+
+
 def build_model(run: RunFile, source: sources.Source) -> nn.Module:
     """Build the model from the run's seed.
 
@@ -101,10 +107,16 @@ def build_model(run: RunFile, source: sources.Source) -> nn.Module:
     return model
 
 
-def build_training(run: RunFile, rows: Rows, model: nn.Module) -> Training:
+def build_training(run: RunFile, rows: Rows, model: nn.Module, *, strict_bits: bool) -> Training:
     """Build all that ``fit`` needs around a model, which lies where it is to be trained.
 
     Collective.
+
+    Args:
+        run: The run.
+        rows: Its rows.
+        model: Its model.
+        strict_bits: Whether to refuse, and not only to say, what would change the bits of a run that was begun.
 
     Raises:
         ConfigError: A name or an argument of the run file cannot be used.
@@ -116,7 +128,7 @@ def build_training(run: RunFile, rows: Rows, model: nn.Module) -> Training:
         data=data,
         validation=None if rows.held_out is None else batches(run, rows.source, rows.held_out),
         optimizer=_optimizer(run, model),
-        accumulator=_accumulator(run, model),
+        accumulator=_accumulator(run, model, strict_bits=strict_bits),
         schedule=_schedule(run, steps),
         steps=steps,
     )
@@ -138,12 +150,13 @@ def _optimizer(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _accumulator(run: RunFile, model: nn.Module) -> Accumulator:
+def _accumulator(run: RunFile, model: nn.Module, *, strict_bits: bool) -> Accumulator:
+    table: dict[str, Any] = asdict(run.accumulator)
+    strictly: dict[str, Any] = {"other_bits": "error"} if strict_bits else {}
     try:
-        return Accumulator(model, dtype=run.accumulator.dtype, loss_scale=run.accumulator.loss_scale)
+        return Accumulator(model, **table, **strictly)
     except ContractError as error:
-        given = {"dtype": run.accumulator.dtype, "loss_scale": run.accumulator.loss_scale}
-        raise refused("model.name", run.model.name, given, error, table="accumulator") from error
+        raise refused("model.name", run.model.name, table, error, table="accumulator") from error
 
 
 def _schedule(run: RunFile, steps: int) -> Callable[[int], float]:

@@ -95,6 +95,7 @@ class Course:
                 listeners=(json_lines(self._directory / METRICS), self._follow),
                 empty=run.step.empty,
                 nonfinite=run.step.nonfinite,
+                digest_every=run.digest.every_steps,
                 checkpoint=checkpoint,
             )
 

@@ -10,7 +10,17 @@ import typer
 
 from augend._cli._failures import Reported
 from augend._cli._launch import enrolled
-from augend._cli._options import Ranks, RunPath, Settings, Traceback, again, changes
+from augend._cli._options import (
+    Ranks,
+    RunPath,
+    Settings,
+    StrictBits,
+    Traceback,
+    again,
+    changes,
+    check_strictness,
+    threaded,
+)
 from augend._config import read
 
 
@@ -26,6 +36,7 @@ def fit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the run on its first rows, print it, and train nothing.")
     ] = False,
+    strict_bits: StrictBits = False,
     show_traceback: Traceback = False,
 ) -> None:
     """Train a model as a run file says, and keep its numbers and its checkpoints in a run directory.
@@ -39,6 +50,7 @@ def fit(
     launch = enrolled(os.environ)
     with Reported(show_traceback=show_traceback, launch=launch):
         run = read(run_file, changes(settings, ranks))
+        check_strictness(run, strict_bits=strict_bits)
         if dry_run:
             from augend._cli._train import describe
 
@@ -49,9 +61,11 @@ def fit(
             from augend._cli._supervisor import supervise
 
             where = [] if run_dir is None else ["--run-dir", str(run_dir)]
-            command = ["fit", str(run_file), *where, *again(settings, ranks, show_traceback=show_traceback)]
-            raise typer.Exit(supervise(["augend", *command], run.parallel.ranks, None, os.environ))
+            options = again(settings, ranks, strict_bits=strict_bits, show_traceback=show_traceback)
+            command = ["fit", str(run_file), *where, *options]
+            environment = threaded(os.environ, run.parallel.threads)
+            raise typer.Exit(supervise(["augend", *command], run.parallel.ranks, None, environment))
 
         from augend._cli._train import train
 
-        train(run, run_file.stem, run_dir, launch)
+        train(run, run_file.stem, run_dir, launch, strict_bits=strict_bits)

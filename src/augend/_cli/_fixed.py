@@ -22,7 +22,8 @@ from augend.errors import ConfigError
 _MAY_CHANGE: Final = frozenset(
     {
         *("steps", "epochs", "microbatch_size", "optimizer.lr"),
-        *("checkpoint", "validate", "parallel", "schedule", "step"),
+        *("checkpoint", "validate", "parallel", "schedule", "step", "digest"),
+        "accumulator.max_microbatches",  # the accumulator itself refuses another one where it matters
     }
 )
 _PLACES: Final = frozenset({"data.folder", "data.path", "data.tokenizer"})  # files may move: their rows are compared

@@ -31,7 +31,9 @@ def joined(launch: Launch, timeout_seconds: float) -> Iterator[Ranks]:
         timeout_seconds: How long a rank waits for the others.
     """
     if launch.world == 1:
-        yield Ranks(launch)
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_show, set())
+            yield Ranks(launch)
         return
     backend = "gloo"
     if torch.cuda.is_available():

@@ -9,7 +9,7 @@ from typing import Final, final
 from torch import nn
 
 from augend import Checkpoint, Inspection, inspect
-from augend._cli._build import Rows, build_model, build_rows
+from augend._cli._build import Rows, build_model, build_rows, use_threads
 from augend._cli._directory import config_around
 from augend._config import RunFile, read
 from augend.errors import CheckpointError
@@ -49,6 +49,7 @@ def restored(directory: Path) -> Restored:
         ContractError: The checkpoint is not of the model that the config describes.
     """
     run = read(config_around(directory))
+    use_threads(run)
     rows = build_rows(run)
     model = build_model(run, rows.source)
     return Restored(run=run, rows=rows, model=model, checkpoint=loaded(directory, model))

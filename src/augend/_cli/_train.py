@@ -11,7 +11,7 @@ from typing import Any, final
 from torch import nn
 
 from augend import Checkpoint, History, Position, models
-from augend._cli._build import Rows, Training, batches, build_model, build_rows, build_training
+from augend._cli._build import Rows, Training, batches, build_model, build_rows, build_training, use_threads
 from augend._cli._console import Output
 from augend._cli._course import Course
 from augend._cli._directory import CHECKPOINTS, CONFIG, check_kept, checkpoints_of, keep_config, new_directory
@@ -35,12 +35,13 @@ def describe(run: RunFile) -> None:
         ConfigError: Something in the run file cannot be used.
     """
     console = Output()
+    use_threads(run)
     rows, model = _tried_out(run)
     console.say(to_toml(run))
-    _introduce(console, run, rows, build_training(run, rows, model))
+    _introduce(console, run, rows, build_training(run, rows, model, strict_bits=False))
 
 
-def train(run: RunFile, name: str, directory: Path | None, launch: Launch) -> None:
+def train(run: RunFile, name: str, directory: Path | None, launch: Launch, *, strict_bits: bool) -> None:
     """Train, and leave ``config.toml``, ``metrics.jsonl`` and ``checkpoints`` in the run directory.
 
     Ranks that are started again go on with the run that their predecessors have begun.
@@ -52,6 +53,7 @@ def train(run: RunFile, name: str, directory: Path | None, launch: Launch) -> No
         name: What its directory is called where none is given.
         directory: Where the results go; a new numbered one under ``runs`` if None.
         launch: Which rank this is.
+        strict_bits: Whether to refuse to go on where the bits would be others.
 
     Raises:
         ConfigError: Something in the run file cannot be used.
@@ -60,16 +62,16 @@ def train(run: RunFile, name: str, directory: Path | None, launch: Launch) -> No
     with joined(launch, run.parallel.timeout_seconds) as ranks:
         begun = ranks.from_first(lambda: _begun(directory, launch))
         if begun:
-            _go_on(run, Path(begun), launch, ranks)
+            _go_on(run, Path(begun), launch, ranks, strict_bits=strict_bits)
             return
-        stage = _Stage(run, ranks)
+        stage = _Stage(run, ranks, strict_bits=strict_bits)
         made = Path(ranks.from_first(lambda: str(_made(name, directory, run, launch))))
         stage.introduce()
         course = Course(stage.console, made, stage.fixed, lambda _position: None, launch)
         stage.conclude(course.run(run, stage.rows, stage.training), made)
 
 
-def resume(run: RunFile, directory: Path, launch: Launch) -> None:
+def resume(run: RunFile, directory: Path, launch: Launch, *, strict_bits: bool) -> None:
     """Train on from the newest good checkpoint of a run, or from the beginning where there is none yet.
 
     Collective.
@@ -79,6 +81,7 @@ def resume(run: RunFile, directory: Path, launch: Launch) -> None:
             config when the checkpoint is loaded.
         directory: The run directory.
         launch: Which rank this is.
+        strict_bits: Whether to refuse to go on where the bits would be others.
 
     Raises:
         ConfigError: Something in the run file cannot be used, or does not fit what was saved.
@@ -86,12 +89,12 @@ def resume(run: RunFile, directory: Path, launch: Launch) -> None:
         typer.Exit: The run was interrupted.
     """
     with joined(launch, run.parallel.timeout_seconds) as ranks:
-        _go_on(run, directory, launch, ranks)
+        _go_on(run, directory, launch, ranks, strict_bits=strict_bits)
 
 
-def _go_on(run: RunFile, directory: Path, launch: Launch, ranks: Ranks) -> None:
+def _go_on(run: RunFile, directory: Path, launch: Launch, ranks: Ranks, *, strict_bits: bool) -> None:
     ranks.agreed(lambda: check_kept(directory) if ranks.leads else None)
-    stage = _Stage(run, ranks)
+    stage = _Stage(run, ranks, strict_bits=strict_bits)
     _check_goes_on(directory, stage.fixed, stage.training.steps, ranks)
     stage.introduce()
     console = stage.console
@@ -121,18 +124,20 @@ class _Stage:
     Args:
         run: The run.
         ranks: Who trains it.
+        strict_bits: Whether to refuse to go on where the bits would be others.
 
     Raises:
         ConfigError: Something in the run file cannot be used.
     """
 
-    def __init__(self, run: RunFile, ranks: Ranks) -> None:
+    def __init__(self, run: RunFile, ranks: Ranks, *, strict_bits: bool) -> None:
+        use_threads(run)
         self.console = Output(quiet=not ranks.leads)
         self.rows, model = ranks.agreed(lambda: _tried_out(run))
         self.fixed = ranks.agreed(lambda: Fixed(run, self.rows.source))
         check_rows(run, self.fixed.rows, ranks)
         self._placed = place(run, model, ranks)
-        self.training = build_training(run, self.rows, model)
+        self.training = build_training(run, self.rows, model, strict_bits=strict_bits)
         self._run = run
         self._ranks = ranks
 

@@ -18,6 +18,8 @@ from augend.errors import ConfigError
 
 _DEFAULT_MICROBATCH_ROWS: Final = 8
 _DEFAULT_REPLICAS: Final = 2
+_EXACT_THREADS: Final = 1  # some sums of torch depend on their number
+_EXACT_DIGEST_STEPS: Final = 10
 _HINTS: Final = get_type_hints(RunFile)
 _TABLES: Final = {name: hint for name, hint in _HINTS.items() if hint in TABLES}
 
@@ -148,11 +150,30 @@ def _completed(run: RunFile) -> RunFile:
         key = "patience" if run.validate.patience else "every_steps"
         value = getattr(run.validate, key)
         raise refuse(f"validate.{key}", value, "data.validation is 0, so no rows are held out; set it to 0.05, say")
+    microbatch_size = run.microbatch_size or min(_DEFAULT_MICROBATCH_ROWS, run.batch_size)
+    microbatches = -(-run.batch_size // microbatch_size)
+    if microbatches > run.accumulator.max_microbatches:
+        remedy = (
+            f"a batch of {run.batch_size} rows has {microbatches} micro-batches of {microbatch_size}; set it to more"
+        )
+        raise refuse("accumulator.max_microbatches", run.accumulator.max_microbatches, remedy)
+    return _exactly(
+        replace(
+            run,
+            parallel=_parallel(run.parallel),
+            epochs=1 if run.steps is None and run.epochs is None else run.epochs,
+            microbatch_size=microbatch_size,
+        )
+    )
+
+
+def _exactly(run: RunFile) -> RunFile:
+    """Write the defaults that depend on whether the bits of the run are promised."""
+    if run.accumulator.dtype != "exact":
+        return run
+    threads, every_steps = run.parallel.threads or _EXACT_THREADS, run.digest.every_steps or _EXACT_DIGEST_STEPS
     return replace(
-        run,
-        parallel=_parallel(run.parallel),
-        epochs=1 if run.steps is None and run.epochs is None else run.epochs,
-        microbatch_size=run.microbatch_size or min(_DEFAULT_MICROBATCH_ROWS, run.batch_size),
+        run, parallel=replace(run.parallel, threads=threads), digest=replace(run.digest, every_steps=every_steps)
     )
 
 

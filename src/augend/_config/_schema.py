@@ -78,8 +78,14 @@ class Schedule:
 class Accumulator:
     """How the gradients of a batch's micro-batches are summed."""
 
-    dtype: Annotated[Literal["float32", "float64"], _key("the dtype of the sums")] = "float32"
+    dtype: Annotated[
+        Literal["float32", "float64", "exact"],
+        _key("the dtype of the sums; `exact`: whole numbers, and the same bits however the work is cut"),
+    ] = "float32"
     loss_scale: Annotated[FiniteAboveZero, _key("a factor on every loss before its backward, divided out again")] = 1.0
+    max_microbatches: Annotated[
+        AtLeastOne, _key("the most micro-batches of one batch, over all ranks; fewer make a finer grid with `exact`")
+    ] = 65_536
 
 
 @final
@@ -125,6 +131,13 @@ class Parallel:
     replicas: Annotated[
         AtLeastOne | None, _key("copies of the model with `hsdp`, and 2 where absent; no key of the others", example=2)
     ] = None
+    threads: Annotated[
+        AtLeastOne | None,
+        _key(
+            'processor threads of each rank; absent: `1` with `accumulator.dtype = "exact"`, else those that there are',
+            example=1,
+        ),
+    ] = None
     timeout_seconds: Annotated[
         float, Meta(ge=1, le=1e6), _key("how long a rank waits for the others before it takes them for lost")
     ] = 30.0
@@ -141,6 +154,17 @@ class Validate:
     patience: Annotated[
         AtLeastOne | None,
         _key("validations in a row without a lower loss before the run stops; absent: never", example=5),
+    ] = None
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Digest:
+    """When the parameters are written to the metrics in 64 bits each, so that two runs can be compared."""
+
+    every_steps: Annotated[
+        AtLeastOne | None,
+        _key('steps between two with digests; absent: `10` with `accumulator.dtype = "exact"`, else none', example=10),
     ] = None
 
 
@@ -170,6 +194,7 @@ class RunFile:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     parallel: Parallel = field(default_factory=Parallel)
     validate: Validate = field(default_factory=Validate)
+    digest: Digest = field(default_factory=Digest)
 
 
-TABLES: Final = (Model, Data, Optimizer, Schedule, Accumulator, Step, Checkpoint, Parallel, Validate)
+TABLES: Final = (Model, Data, Optimizer, Schedule, Accumulator, Step, Checkpoint, Parallel, Validate, Digest)
