@@ -164,6 +164,7 @@ def step_of(
         update=done.update,
         lr=float(optimizer.param_groups[0]["lr"]),
         seconds=seconds,
+        offers=done.offers,
         digests=digests,
     )
 
