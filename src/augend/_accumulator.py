@@ -6,10 +6,11 @@ The story in order: ``microbatches`` offers the parts of a batch, ``backward`` (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Final, Literal, TypeVar, Unpack, final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -46,9 +47,12 @@ from augend._finish import (
     Policy,
     Sums,
     as_optimizers,
+    check_elementwise,
+    check_finite,
     end_batch,
     judge_narrowing,
     mean_of,
+    proof_key,
 )
 from augend._group import Mesh
 from augend._placement import Dtypes, Sync, place
@@ -153,6 +157,7 @@ class Accumulator:
             other_bits=other_bits,
             max_microbatches=max_microbatches,
         )
+        self._proven: WeakKeyDictionary[torch.optim.Optimizer, Hashable] = WeakKeyDictionary()
         self._updates = 0
         self._last: Finished | None = None
 
@@ -242,11 +247,13 @@ class Accumulator:
         Raises:
             StateError: Rows of the open batch were not offered, or the batch was finished before a resume.
             TallyError, GradientError, CounterOverflowError: A value was refused; the window cannot go on.
+            NonFiniteError: Exact sums were given an inf or a nan, which they cannot hold. The same.
         """
         pending = self._pending
         pending.check_drain(self._check_replay)
         reduced = reduce_window(pending, self._what(), pending.unused)
         check_grids(pending, reduced)
+        check_finite(pending, reduced)
         sums = {
             term: pending.placement.handed_over(complete_sums(pending, term, names))
             for term, names in reduced.present.items()
@@ -336,10 +343,32 @@ class Accumulator:
             As ``finish``; ``update`` counts this step unless a policy skipped it.
 
         Raises:
-            ContractError: A trained parameter is held by no optimizer or by two, or an optimizer needs a closure.
-                Otherwise as ``finish``.
+            ContractError: A trained parameter is held by no optimizer or by two, or an optimizer needs a closure; with
+                exact sums also if its step mixes elements, or depends on where a tensor is cut. Otherwise as
+                ``finish``.
         """
-        return self._finish(lambda: as_optimizers(optimizer, self._pending.slots.parameters), options)
+        return self._finish(lambda: self._optimizers(optimizer), options)
+
+    def check_optimizer(self, optimizer: Optimizers) -> None:
+        """Raise what ``step`` would refuse an optimizer (or several) for, before a batch is spent on it.
+
+        With exact sums its step is tried on this machine, slices against the whole, once for its options. Not
+        collective.
+
+        Raises:
+            ContractError: As ``step``.
+        """
+        self._optimizers(optimizer)
+
+    def _optimizers(self, optimizer: Optimizers) -> list[torch.optim.Optimizer]:
+        parameters = self._pending.slots.parameters
+        optimizers = as_optimizers(optimizer, parameters)
+        for one in optimizers if self.contract.exact else ():
+            key = proof_key(one)
+            if self._proven.get(one) != key:
+                check_elementwise(one, parameters)
+                self._proven[one] = key
+        return optimizers
 
     def _finish(self, optimizers: Callable[[], list[torch.optim.Optimizer]], options: FinishOptions) -> Finished:
         if self._pending.course.replayed and self._last is not None:

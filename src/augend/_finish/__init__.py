@@ -1,7 +1,9 @@
 """The end of a batch: reduce, divide once, measure the norm, apply the policies, hand over to the optimizer."""
 
 from augend._finish._apply import Optimizers, as_optimizers
+from augend._finish._elementwise import check_elementwise, proof_key
 from augend._finish._end import end_batch
+from augend._finish._exact import check_finite
 from augend._finish._mean import judge_narrowing, mean_of
 from augend._finish._policy import Empty, FinishOptions, NonFinite, Policy
 from augend._finish._results import Finished, Means, Sums
@@ -16,7 +18,10 @@ __all__ = [
     "Policy",
     "Sums",
     "as_optimizers",
+    "check_elementwise",
+    "check_finite",
     "end_batch",
     "judge_narrowing",
     "mean_of",
+    "proof_key",
 ]

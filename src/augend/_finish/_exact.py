@@ -10,6 +10,7 @@ from torch import Tensor
 
 from augend._accumulate import Pending, Reduced, complete_sums
 from augend._numerics import Addend, mean_of_fixed
+from augend.errors import NonFiniteError
 
 
 def exact_means(
@@ -34,3 +35,18 @@ def exact_means(
                 addends.setdefault(name, []).append(Addend(torch.zeros_like(total), 0, 1.0, 1.0))
     means = {name: mean_of_fixed(addends[name]) for name in pending.slots.parameters if name in addends}
     return {name: one.fill_(math.nan) if name in broken else one for name, one in means.items()}
+
+
+def check_finite(pending: Pending, reduced: Reduced) -> None:
+    """Raise NonFiniteError if exact sums are to be handed over that cannot hold an inf or a nan which they were given.
+
+    The window cannot go on.
+    """
+    for term, sizes in reduced.largest.items():
+        for name, size in sizes.items():
+            if not math.isfinite(size):
+                pending.window.broken = f"the gradient of parameter {name!r} of term {term!r} holds an inf or a nan"
+                raise NonFiniteError(
+                    f"{pending.window.broken}, which exact sums cannot hold; the window is kept as it is. Call reset() "
+                    'to drop it, or end the batch by finish() with nonfinite="skip"'
+                )
