@@ -74,13 +74,12 @@ class Taker:
     def use(self, name: str, gradient: Tensor) -> None:
         """See a gradient before ranks are added up."""
         self._taken.add(name)
-        if self._real:
-            self._measure(name, gradient)
-        else:
+        if not self._real:
             gradient.zero_()
 
     def write(self, name: str, gradient: Tensor, whole: Tensor) -> None:
         """Write a gradient of this rank on its sum's grid; zeros are there already."""
+        self._measure(name, gradient)
         scales = None if self._window is None else self._window.scales
         scale = None if scales is None else scales.of(self._term, name)
         if scale is not None:
@@ -89,6 +88,8 @@ class Taker:
     def take(self, name: str, local: Tensor) -> None:
         """Take this rank's part of a gradient that was added up over ranks."""
         if self._window is not None:
+            if local.is_floating_point() and local.numel():
+                self._measure(name, local)
             self._window.add_gradient(self._term, name, local, self._slots.placement.like(name))
 
     def check_foreign(self) -> None:
@@ -136,9 +137,8 @@ class Taker:
             return  # what FSDP2 made of it came another way, unrounded
         local = placement.local(name, gradient)
         self._taken.add(name)
-        if self._real:
-            self._measure(name, local)
         if self._real and placement.dealt(name):
+            self._measure(name, local)
             piece = self._window.shared(self._term, name, local)
             self._whole[name] = piece if name not in self._whole else self._whole[name].to(self._window.held) + piece
         elif self._real:

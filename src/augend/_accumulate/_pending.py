@@ -67,7 +67,12 @@ class Pending:
         self.slots = placement.group.agreed("the look at the parameters", lambda: Slots(placement, self.work))
         head_room = None if HELD_DTYPES[dtype].is_floating_point else max_microbatches
         self.contract = Contract(dtype, loss_scale, terms, self.slots.tensors, head_room)
-        settings: dict[str, object] = {"unused": unused, "foreign": foreign, "max_microbatches": max_microbatches}
+        settings: dict[str, object] = {
+            "unused": unused,
+            "foreign": foreign,
+            "other_bits": other_bits,
+            "max_microbatches": max_microbatches,
+        }
         device = next(iter(self.slots.parameters.values())).device
         self.fingerprint = Fingerprint(device, other_bits, tells=placement.group.rank == 0)
         if self.contract.exact:
