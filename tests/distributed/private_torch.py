@@ -65,3 +65,36 @@ def layout(shape: tuple[int, ...]) -> tuple[dict[str, object], list[Tensor], lis
             begin += one.padded_sharded_param_size.numel()
     public = [one.grad.to_local() for one in (module.first, module.idle, module.last)]
     return found, parts, public, flat.numel() - begin
+
+
+class Recorder:
+    """A reduce-scatter of the shape that torch asks for, which keeps what it is given and gives back ones."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Tensor] = []
+
+    def allocate(self, size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory that is full of what must be overwritten."""
+        return torch.full(size, torch.nan, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: object, op: object) -> None:
+        """Keep the gradients of this rank."""
+        assert torch.distributed.ReduceOp.SUM == op
+        self.inputs.append(input_tensor.view(group.size(), -1).clone())
+        output_tensor.fill_(1.0)
+
+
+def scatter(shape: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    """Return what a reduce-scatter of ours is given, what torch makes of its output, and the padded sizes."""
+    module = shard(shape)
+    switched(module)
+    comm = Recorder()
+    module.set_custom_reduce_scatter(comm)
+    if len(shape) > 1:
+        module.set_requires_all_reduce(True)
+    module().backward()
+    (group,) = module._get_fsdp_state()._fsdp_param_groups
+    assert group.mesh_info.shard_mesh_size == shape[-1]
+    trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
+    widths = [one.padded_sharded_param_size.numel() for one in trained]
+    return comm.inputs, [one.sharded_param.grad.to_local() for one in trained], widths
