@@ -65,7 +65,7 @@ class Fingerprint:
         self._other = other
         self._tells = tells
         self._size: int | None = None  # of the micro-batches that came last
-        self._saved_size: object = None  # of those of a loaded state, until the first batch is entered
+        self._loaded = False  # that size is a loaded state's, and no batch was entered since
 
     def now(self) -> dict[str, str | int | bool]:
         """Return the fingerprint of this moment."""
@@ -84,7 +84,8 @@ class Fingerprint:
 
     def expect(self, saved: Bits) -> None:
         """Take the size of the micro-batches of a loaded state as that of the first batch to come."""
-        self._saved_size, self._size = saved.get("microbatch_size"), None
+        size = saved.get("microbatch_size")
+        self._size, self._loaded = (size, True) if isinstance(size, int) else (None, False)
 
     def enter(self, size: object) -> None:
         """Take note of the size of a batch's micro-batches.
@@ -92,11 +93,10 @@ class Fingerprint:
         Raises:
             ContractError: A loaded state was made with another size, and that is an error.
         """
-        before = self._saved_size
         if isinstance(size, int):
-            if isinstance(before, int) and before != size:
-                self._judge([f"microbatch_size was {before} and is {size}"])
-            self._size, self._saved_size = size, None
+            if self._loaded and self._size != size:
+                self._judge([f"microbatch_size was {self._size} and is {size}"])
+            self._size, self._loaded = size, False
 
     def _judge(self, told: Sequence[str]) -> None:
         if not told:
