@@ -107,9 +107,9 @@ class Accumulator:
         and 2⁻⁵³ in float64 (Higham 2002, §4.2). With several terms k = micro-batches + ranks + terms + 6.
 
         With exact sums ``|error| <= micro-batches · s / (2 · N) + (2⁻²⁴ + 2⁻⁵¹) · |mean|``, s the grid's step: a power
-        of two of at most 2⁻²⁴ of the largest element that the parameter's gradients had in the batch, and 2⁻³⁴ or less
-        of it where no element grew or shrank much since the batch before. Clipping multiplies by one more factor of
-        1 ± 2⁻²³.
+        of two of at most 2⁻²⁴ of the largest element that the parameter's gradients had in the batch, and of 2⁻³³ or
+        less where that did not shrink since the batch before. With several terms the errors of the terms' means add up.
+        Clipping multiplies by one more factor of 1 ± 2⁻²³. The norm is correctly rounded.
 
     Example:
         >>> import torch
