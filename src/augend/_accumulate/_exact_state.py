@@ -13,6 +13,7 @@ from augend._accumulate._contract import Contract
 from augend._accumulate._reduce import Reduced
 from augend._accumulate._scales import Scales
 from augend._accumulate._window import Window
+from augend._placement import local_of
 from augend.errors import StateError
 
 EXACT_KEYS: Final = frozenset({"scales", "largest", "offer", "bits"})
@@ -49,7 +50,16 @@ def read_exact(state: Mapping[str, object], contract: Contract, window: Window) 
             window.scales.see(
                 term, name, torch.tensor(_read(f"largest[{term!r}][{name!r}]", size), dtype=torch.float64)
             )
+    _check_measured(window, window.scales)
     read_bits(state["bits"])
+
+
+def _check_measured(window: Window, scales: Scales) -> None:
+    """Refuse sums that have no grid, and yet are something."""
+    for term, sums in window.sums.items():
+        for name, total in sums.items():
+            if scales.of(term, name) is None and bool(local_of(total).any()):
+                raise StateError(f"sums[{term!r}][{name!r}] is not zero, and no scale of term {term!r} is known")
 
 
 def read_bits(bits: object) -> Bits:

@@ -206,7 +206,7 @@ def _check_dtype(state: Mapping[str, object], live: Contract) -> None:
     """Compare first what decides which fields there are."""
     contract = state.get("contract") if isinstance(state, Mapping) else None
     saved = contract.get("dtype") if isinstance(contract, Mapping) else live.dtype
-    if saved != live.dtype and saved in WORK_DTYPES:
+    if isinstance(saved, str) and saved != live.dtype and saved in WORK_DTYPES:
         raise ContractError(f"dtype {saved!r} was saved, and the accumulator has {live.dtype!r}")
 
 
