@@ -165,7 +165,7 @@ class _Trial:
         return next((text for name, (all_, parts) in pairs.items() if (text := _differ(name, all_, parts, cuts))), None)
 
     def _twin(self, parameters: list[nn.Parameter], options: Mapping[str, Any]) -> torch.optim.Optimizer:
-        """Copy the optimizer without its parameters, hooks and wrapped step, and give it these parameters."""
+        """Copy the optimizer without its parameters, hooks and bound methods, and give it these parameters."""
         own = self.optimizer
         twin = type(own).__new__(type(own))
         held: dict[int, object] = {id(one): torch.empty(0) for group in own.param_groups for one in group["params"]}
@@ -173,7 +173,7 @@ class _Trial:
         kept = {
             name: copy.deepcopy(value, dict(held))
             for name, value in vars(own).items()
-            if name not in {"state", "param_groups", "step"} and "_hooks" not in name and not _is_method(value, own)
+            if name not in {"state", "param_groups"} and "_hooks" not in name and not _is_method(value, own)
         }
         group = {name: _option(value) for name, value in options.items()}
         state = {one: self._state(one) for one in parameters if self.parameter in own.state}
