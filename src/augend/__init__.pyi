@@ -9,8 +9,10 @@ from augend import sources as sources
 from augend import testing as testing
 from augend._accumulator import Accumulator as Accumulator
 from augend._checkpoint import Checkpoint as Checkpoint
+from augend._checkpoint import Comparison as Comparison
 from augend._checkpoint import Inspection as Inspection
 from augend._checkpoint import Position as Position
+from augend._checkpoint import compare as compare
 from augend._checkpoint import inspect as inspect
 from augend._checkpoint import verify as verify
 from augend._finish import Finished as Finished
@@ -32,6 +34,7 @@ __all__ = [
     "Accuracy",
     "Batches",
     "Checkpoint",
+    "Comparison",
     "Estimate",
     "Finished",
     "History",
@@ -40,6 +43,7 @@ __all__ = [
     "Perplexity",
     "Position",
     "Tally",
+    "compare",
     "data",
     "errors",
     "evaluate",

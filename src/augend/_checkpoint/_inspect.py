@@ -13,7 +13,7 @@ from typing import Any, Final, final
 import torch
 
 from augend._checkpoint._directory import is_checkpoint, names_in
-from augend._checkpoint._load import read_tensors
+from augend._checkpoint._load import read_state, read_tensors
 from augend._checkpoint._manifest import Manifest, TensorRecord
 from augend._checkpoint._ranks import ALONE, told
 from augend._checkpoint._verify import read_manifest, verified
@@ -65,6 +65,8 @@ class Inspection:
         torch: Version of torch that wrote it.
         bytes: Size of its files.
         parts: What was saved, by name.
+        bits: What the bits of exact sums depended on, see ``Accumulator.bits``; None where there are none, or the
+            checkpoint is not complete.
     """
 
     path: Path
@@ -84,6 +86,7 @@ class Inspection:
     torch: str
     bytes: int
     parts: Mapping[str, PartSummary]
+    bits: Mapping[str, str | int | bool] | None
 
     def to_plain(self) -> dict[str, Any]:
         """Return it as what JSON can say."""
@@ -205,21 +208,31 @@ def _inspection(path: Path, manifest: Manifest, problem: str | None, damaged: tu
         torch=manifest.torch,
         bytes=sum(sizes.values()),
         parts=parts,
+        bits=fingerprint_in(read_state(path, manifest)) if problem is None else None,
     )
+
+
+def fingerprint_in(state: Mapping[str, Any]) -> Mapping[str, str | int | bool] | None:
+    """Return what the bits of the first exact sums among saved states depend on; None if there are none."""
+    for plain in state["parts"].values():
+        match plain:
+            case {"contract": dict(), "sums": dict(), "bits": dict(bits)}:
+                return {str(name): one for name, one in bits.items() if isinstance(one, str | int)}
+    return None
 
 
 def _digest(path: Path, manifest: Manifest) -> str:
     digest = hashlib.sha256()
     for part in sorted(manifest.parts):
         records = manifest.parts[part].tensors
-        for names in _in_memory(sorted(manifest.parts[part].parameters), records):
+        for names in in_memory(sorted(manifest.parts[part].parameters), records):
             for name, tensor in sorted(read_tensors(path, manifest, part, names).items()):
                 digest.update(f"{part}\0{name}\0{records[name].dtype}\0{records[name].shape}\0".encode())
                 digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _in_memory(names: list[str], records: Mapping[str, TensorRecord]) -> Iterator[list[str]]:
+def in_memory(names: list[str], records: Mapping[str, TensorRecord]) -> Iterator[list[str]]:
     """Yield the names in groups whose tensors are not too much to hold at a time, one at least."""
     group: list[str] = []
     elements = 0

@@ -43,7 +43,7 @@ def prepare_parts(path: Path, manifest: Manifest, parts: Parts, only: Collection
 
     def chosen() -> tuple[list[Part], dict[str, Any]]:
         _check_saved(manifest, names)
-        return parts.chosen(names), _read_state(path, manifest)
+        return parts.chosen(names), read_state(path, manifest)
 
     some, state = group.agreed(f"every rank to choose parts of {path}", chosen)
     prepared = _prepared(path, manifest, some, state["parts"], group)
@@ -71,7 +71,7 @@ def prepare_all(path: Path, manifest: Manifest, parts: Parts, group: Group) -> C
                 f"{path} has a part {name!r} that is not loaded; give it to Checkpoint(..., {name}=...), or choose "
                 "the parts to load with load(path, only=...)"
             )
-        return _read_state(path, manifest)
+        return read_state(path, manifest)
 
     state = group.agreed(f"every rank to read {STATE_FILE} of {path}", read)
     prepared = _prepared(path, manifest, list(parts), state["parts"], group)
@@ -169,7 +169,7 @@ def _read_json(path: Path, name: str) -> Any:
             raise CheckpointError(f"{path / name} cannot be read: {error!r:.200}") from error
 
 
-def _read_state(path: Path, manifest: Manifest) -> dict[str, Any]:
+def read_state(path: Path, manifest: Manifest) -> dict[str, Any]:
     state = _read_json(path, STATE_FILE)
     match state:
         case {"parts": dict(parts), "random": [_, *_], "ordinals": dict()} if parts.keys() == manifest.parts.keys():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -52,6 +52,15 @@ def join(plain: object, tensors: Mapping[str, Tensor]) -> Any:
         return _joined(plain, 0, tensors)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"a state has an entry that cannot be read: {error!r:.200}") from error
+
+
+def tensors_in(plain: object) -> Iterator[str]:
+    """Yield the names of the tensors in what ``split`` made for JSON, in the order of the state."""
+    if isinstance(plain, dict) and isinstance(plain.get(_TENSOR), str):
+        yield plain[_TENSOR]
+    elif isinstance(plain, dict | list):
+        for one in plain.values() if isinstance(plain, dict) else plain:
+            yield from tensors_in(one)
 
 
 def _joined(plain: object, depth: int, tensors: Mapping[str, Tensor]) -> Any:

@@ -80,6 +80,8 @@ def _lines(found: Inspection) -> Iterator[tuple[str, str]]:
     yield "versions", f"augend {found.augend}, torch {found.torch}"
     if found.digest is not None:
         yield "digest", found.digest
+    if found.bits is not None:
+        yield "bits", ", ".join(f"{name} {value}" for name, value in found.bits.items())
     if found.problem is not None:
         yield "damaged", found.problem
     for problem in found.damaged:
