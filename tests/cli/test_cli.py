@@ -21,7 +21,7 @@ from augend._cli._trial import try_out
 from augend._config import Setting, read
 from augend.errors import CheckpointError
 
-VERBS = ["fit", "resume", "evaluate", "generate", "check", "inspect", "verify", "export"]
+VERBS = ["fit", "resume", "evaluate", "generate", "check", "inspect", "verify", "diff", "export"]
 
 
 def metrics(run: Path) -> list[dict]:

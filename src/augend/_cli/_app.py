@@ -9,6 +9,7 @@ from typer.exceptions import TyperException
 
 from augend import __version__
 from augend._cli._check import check
+from augend._cli._diff import diff
 from augend._cli._evaluate import evaluate
 from augend._cli._export import export
 from augend._cli._failures import FAILED, INTERRUPTED_UNSAVED, WRONG_USAGE, complain
@@ -32,6 +33,7 @@ app.command(short_help="Continue a prompt with a trained language model.")(gener
 app.command(short_help="Measure what cutting the first batch does.")(check)
 app.command(short_help="Show where a checkpoint stands and what it holds.")(inspect)
 app.command(short_help="Check every byte of a run's checkpoints.")(verify)
+app.command(short_help="Show where two runs part: the first step, tensor and bit.")(diff)
 app.command(short_help="Write a trained model for other programs.")(export)
 
 

@@ -89,6 +89,11 @@ def checkpoints_of(path: Path) -> list[Path]:
     return []
 
 
+def step_of(checkpoint: Path) -> int:
+    """Return how many steps a checkpoint of a run has behind it, which its name tells."""
+    return int(checkpoint.name.split("-")[2])
+
+
 def check_kept(directory: Path) -> None:
     """Refuse to go on with a run that has lost a part of what it wrote.
 
