@@ -25,8 +25,9 @@ import augend
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=30))
 torch.manual_seed(0)
-model = torch.nn.Linear(1500, 1500)
-augend.Checkpoint(sys.argv[1], model=model).save()
+model = torch.nn.Linear(3000, 3000)
+run = augend.Checkpoint(sys.argv[1], model=model)  # held until the interpreter ends: else its own end would wait
+run.save()
 if sys.argv[2] == "by an error":
     raise ValueError("on all ranks")
 """
@@ -49,7 +50,7 @@ def test_a_save_outlives_its_program(tmp_path: Path, ends: str) -> None:
     )
     assert (ends == "as it should") == (done.returncode == 0), done.stderr
     torch.manual_seed(0)
-    expected, found = nn.Linear(1500, 1500), nn.Linear(1500, 1500)
+    expected, found = nn.Linear(3000, 3000), nn.Linear(3000, 3000)
     run = augend.Checkpoint(tmp_path / "saved", model=found)
     position = run.load_latest()
     run.close()
