@@ -6,18 +6,15 @@ The story in order: ``microbatches`` offers the parts of a batch, ``backward`` (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Final, Literal, TypeVar, Unpack, final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from augend._accumulate import (
-    HELD_DTYPES,
-    WORK_DTYPES,
     AccumulatorState,
     BatchLike,
     Bits,
@@ -26,10 +23,10 @@ from augend._accumulate import (
     Pending,
     Reduced,
     Window,
-    check_grids,
     check_numbers,
     check_words,
     complete_sums,
+    dtypes_of,
     offer,
     read_bits,
     read_state,
@@ -45,14 +42,13 @@ from augend._finish import (
     NonFinite,
     Optimizers,
     Policy,
+    Proven,
     Sums,
     as_optimizers,
-    check_elementwise,
-    check_finite,
+    check_sums,
     end_batch,
     judge_narrowing,
     mean_of,
-    proof_key,
 )
 from augend._group import Mesh
 from augend._placement import Dtypes, Sync, place
@@ -144,7 +140,7 @@ class Accumulator:
             check_words(sync=(sync, ("every", "last")), unused=(unused, ("error", "zero")))
             check_words(foreign=(foreign, ("error", "drop")), other_bits=(other_bits, ("warn", "error")))
             check_numbers(dtype, float(loss_scale), names, max_microbatches)
-            return Dtypes(WORK_DTYPES[dtype], HELD_DTYPES[dtype])
+            return dtypes_of(dtype)
 
         placement = place(model, mesh=mesh, sync=sync, dtypes=dtypes)
         self._pending = Pending(
@@ -157,7 +153,7 @@ class Accumulator:
             other_bits=other_bits,
             max_microbatches=max_microbatches,
         )
-        self._proven: WeakKeyDictionary[torch.optim.Optimizer, Hashable] = WeakKeyDictionary()
+        self._proven = Proven()
         self._updates = 0
         self._last: Finished | None = None
 
@@ -252,8 +248,7 @@ class Accumulator:
         pending = self._pending
         pending.check_drain(self._check_replay)
         reduced = reduce_window(pending, self._what(), pending.unused)
-        check_grids(pending, reduced)
-        check_finite(pending, reduced)
+        check_sums(pending, reduced)
         sums = {
             term: pending.placement.handed_over(complete_sums(pending, term, names))
             for term, names in reduced.present.items()
@@ -363,12 +358,7 @@ class Accumulator:
     def _optimizers(self, optimizer: Optimizers) -> list[torch.optim.Optimizer]:
         parameters = self._pending.slots.parameters
         optimizers = as_optimizers(optimizer, parameters)
-        for one in optimizers if self.contract.exact else ():
-            key = proof_key(one)
-            if self._proven.get(one) != key:
-                check_elementwise(one, parameters)
-                self._proven[one] = key
-        return optimizers
+        return self._proven.check(optimizers, parameters) if self.contract.exact else optimizers
 
     def _finish(self, optimizers: Callable[[], list[torch.optim.Optimizer]], options: FinishOptions) -> Finished:
         if self._pending.course.replayed and self._last is not None:

@@ -1,8 +1,8 @@
 """What is pending: parameters, contract, sums, counts, moments, and their saved form."""
 
-from augend._accumulate._arguments import check_numbers, check_words
+from augend._accumulate._arguments import check_numbers, check_words, dtypes_of
 from augend._accumulate._bits import Bits
-from augend._accumulate._contract import HELD_DTYPES, WORK_DTYPES, Contract
+from augend._accumulate._contract import Contract
 from augend._accumulate._course import BatchLike, MicrobatchLike
 from augend._accumulate._exact_state import read_bits
 from augend._accumulate._offer import offer
@@ -19,8 +19,6 @@ from augend._accumulate._state import (
 from augend._accumulate._window import Window
 
 __all__ = [
-    "HELD_DTYPES",
-    "WORK_DTYPES",
     "AccumulatorState",
     "BatchLike",
     "Bits",
@@ -34,6 +32,7 @@ __all__ = [
     "check_numbers",
     "check_words",
     "complete_sums",
+    "dtypes_of",
     "offer",
     "plain_count",
     "read_bits",

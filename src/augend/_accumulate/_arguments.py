@@ -7,7 +7,8 @@ from typing import Final
 
 import torch
 
-from augend._accumulate._contract import WORK_DTYPES
+from augend._accumulate._contract import HELD_DTYPES, WORK_DTYPES
+from augend._placement import Dtypes
 from augend.errors import ContractError
 
 _MOST_EXACT: Final = 2**20  # leaves a grid of 2^-30 of the largest gradient
@@ -22,6 +23,11 @@ def check_words(**given: tuple[str, tuple[str, ...]]) -> None:
     for name, (value, allowed) in given.items():
         if value not in allowed:
             raise ContractError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+
+
+def dtypes_of(dtype: str) -> Dtypes:
+    """Return what gradients and sums of a kind are in."""
+    return Dtypes(WORK_DTYPES[dtype], HELD_DTYPES[dtype])
 
 
 def check_numbers(dtype: str, loss_scale: float, terms: tuple[str, ...], max_microbatches: int) -> None:

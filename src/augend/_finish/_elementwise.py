@@ -243,7 +243,7 @@ def _spread(draw: torch.Generator, *, low: int, high: int) -> Tensor:
     """Draw numbers of both signs and of all magnitudes between two powers of two; a few are 0."""
     uniform = torch.rand(3, _ELEMENTS, generator=draw, dtype=torch.float64, device="cpu")
     sign = torch.where(uniform[1] < 0.5, -1.0, 1.0)  # noqa: PLR2004  half of them
-    return torch.exp2(low + (high - low) * uniform[0]) * sign * (uniform[2] > 2.0**-6)
+    return (torch.exp2(low + (high - low) * uniform[0]) * sign).masked_fill_(uniform[2] < 2.0**-6, 0.0)
 
 
 def _states(

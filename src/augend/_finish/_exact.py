@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from augend._accumulate import Pending, Reduced, complete_sums
+from augend._accumulate import Pending, Reduced, check_grids, complete_sums
 from augend._numerics import Addend, mean_of_fixed
 from augend.errors import NonFiniteError
 
@@ -37,11 +37,14 @@ def exact_means(
     return {name: one.fill_(math.nan) if name in broken else one for name, one in means.items()}
 
 
-def check_finite(pending: Pending, reduced: Reduced) -> None:
-    """Raise NonFiniteError if exact sums are to be handed over that cannot hold an inf or a nan which they were given.
+def check_sums(pending: Pending, reduced: Reduced) -> None:
+    """Refuse to hand over exact sums that do not mean what they were made of.
 
-    The window cannot go on.
+    Raises:
+        StateError: As ``check_grids``.
+        NonFiniteError: They were given an inf or a nan, which they cannot hold. The window cannot go on.
     """
+    check_grids(pending, reduced)
     for term, sizes in reduced.largest.items():
         for name, size in sizes.items():
             if not math.isfinite(size):
