@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.utils.checkpoint import checkpoint
 
 import augend
 from augend.errors import AugendError
@@ -334,3 +335,29 @@ def spread_on_one_rank() -> str:
     grads = augend.Accumulator(made)
     bias = distribute_tensor(torch.ones(7), over((2,)), [Shard(0)])
     return told(lambda: grads.add({"first.bias": bias} if torch.distributed.get_rank() == 0 else {}, 0))
+
+
+class Twice(nn.Module):
+    """Calls a layer twice, each time recomputed in the backward by a backward of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the second call gives."""
+        for _ in range(2):
+            x = checkpoint(self.layer, x, use_reentrant=True)
+        return x
+
+
+def in_pieces(dtype: str, shape: tuple[int, ...] | None) -> str:
+    """Return what is said of a gradient that comes in pieces."""
+    torch.manual_seed(0)
+    made = Twice()
+    if shape is not None:
+        fully_shard(made.layer, mesh=over(shape))
+        fully_shard(made, mesh=over(shape))
+    grads = augend.Accumulator(made, dtype=dtype)
+    total = made(torch.ones(2, 3, requires_grad=True)).sum(dim=1)
+    return told(lambda: grads.backward(augend.Tally(total, torch.ones(2, dtype=torch.int64))))

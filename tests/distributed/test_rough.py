@@ -141,3 +141,23 @@ def test_nothing_is_left_behind(ranks2: Ranks) -> None:
     for early, late, hooks in ranks2.run(rough.left_behind):
         assert early == late
         assert 0 == hooks
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "said"),
+    [
+        ("float32", None, "nothing was raised"),
+        ("exact", None, "GradientError: the gradient of 'layer.* comes in several pieces.*use_reentrant=False"),
+        *[
+            (dtype, shape, "GradientError: the gradient of 'layer.* comes in several pieces, of which FSDP2 loses some")
+            for dtype in ("float32", "exact")
+            for shape in ((2,), (2, 1))
+        ],
+    ],
+)
+def test_gradients_in_pieces_are_refused_where_they_cannot_be_summed(
+    ranks2: Ranks, dtype: str, shape: tuple[int, ...] | None, said: str
+) -> None:
+    """FSDP2 loses pieces, and exact sums would round each by itself on one placement and their sum on another."""
+    for told in ranks2.run(rough.in_pieces, dtype, shape):
+        assert re.match(said, told), told

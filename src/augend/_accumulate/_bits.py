@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, final
+from typing import Any, Final, Literal, final
 
 import torch
 
 from augend.errors import ContractError
+
+_SUBNORMAL: Final = 2.0**-140  # of float32
 
 Bits = Mapping[str, str | int | bool]
 
@@ -35,7 +37,8 @@ def machine_bits(device: torch.device) -> dict[str, str | int | bool]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "precision": _precision(device),
+        "subnormals": bool(torch.tensor(_SUBNORMAL, dtype=torch.float32) * 0.5 > 0),  # torch.set_flush_denormal
         "mkldnn": bool(torch.backends.mkldnn.enabled),
         "attention": "".join("01"[enabled()] for enabled in attention),  # type: ignore[no-untyped-call]  # torch leaves them untyped
     }
@@ -46,6 +49,8 @@ def machine_bits(device: torch.device) -> dict[str, str | int | bool]:
             "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]  # torch leaves it untyped
             "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
             "cudnn_deterministic": bool(torch.backends.cudnn.deterministic),
+            "float16_sums": bool(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+            "bfloat16_sums": bool(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
         }
     return bits
 
@@ -106,6 +111,15 @@ class Fingerprint:
             raise ContractError(f'{what}. Restore what they were made with, or pass other_bits="warn"')
         if self._tells:
             warnings.warn(what, UserWarning, stacklevel=2)
+
+
+def _precision(device: torch.device) -> str:
+    """Return in what float32 products are computed; the older getters raise where the newer ones were used."""
+    backends: Any = torch.backends  # torch leaves it untyped
+    parts = [backends, backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
+    if device.type == "cuda":
+        parts += [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+    return " ".join(str(part.fp32_precision) for part in parts)
 
 
 def _mark(lines: Iterable[str]) -> str:

@@ -34,7 +34,6 @@ class Taker:
         self._real = True
         self._taken: set[str] = set()
         self._whole: dict[str, Tensor] = {}  # gradients that ranks will share
-        self._sizes: dict[str, Tensor] = {}  # the largest of each gradient, where the window wants to know
         handles = [
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 _hook(weakref.WeakMethod(self._receive), name)
@@ -56,7 +55,7 @@ class Taker:
         """
         placement = self._slots.placement
         self._window, self._term, self._real = window, term, real
-        self._taken, self._whole, self._sizes = set(), {}, {}
+        self._taken, self._whole = set(), {}
         try:
             with placement.group.explained(what):
                 if loss is not None:
@@ -67,8 +66,6 @@ class Taker:
             self._window = None
             self._whole = {}
         window.used[term].update(self._taken)
-        for name, size in self._sizes.items():
-            window.see(term, name, size)
         return len(self._taken)
 
     def use(self, name: str, gradient: Tensor) -> None:
@@ -136,6 +133,12 @@ class Taker:
         if not placement.takes_whole(name):
             return  # what FSDP2 made of it came another way, unrounded
         local = placement.local(name, gradient)
+        if self._window.scales is not None and name in self._taken:
+            raise GradientError(
+                f"the gradient of {name!r} comes in several pieces, as with reentrant activation checkpointing, and "
+                "where they are added depends on where the parameter lies: exact sums would too. Pass "
+                "use_reentrant=False"
+            )
         self._taken.add(name)
         if self._real and placement.dealt(name):
             self._measure(name, local)
@@ -145,10 +148,9 @@ class Taker:
             self.take(name, local)
 
     def _measure(self, name: str, gradient: Tensor) -> None:
-        """See how large a gradient is; of one that comes in pieces, how large their sum is at most."""
+        """See how large a gradient is, where scales are made of it."""
         if self._window is not None and self._window.scales is not None:
-            size = largest(gradient)
-            self._sizes[name] = size if name not in self._sizes else self._sizes[name] + size
+            self._window.see(self._term, name, largest(gradient))
 
 
 def _hook(receive: weakref.WeakMethod[Callable[[str, nn.Parameter], None]], name: str) -> Callable[[Tensor], None]:

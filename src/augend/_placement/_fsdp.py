@@ -227,6 +227,11 @@ class FullySharded:
 
     def _used(self, name: str, gathered: Tensor) -> None:
         if self._receiver is not None and gathered.grad is not None:
+            if name in self._used_of:
+                raise GradientError(
+                    f"the gradient of {name!r} comes in several pieces, of which FSDP2 loses some, as with reentrant "
+                    "activation checkpointing of a sharded module; pass use_reentrant=False"
+                )
             self._used_of.add(name)
             self._receiver.use(name, gathered.grad)
 
