@@ -437,6 +437,12 @@ def test_a_rate_of_zero_proves_nothing_wrong(rate: float | torch.Tensor) -> None
     check_elementwise(optim.AdamW(trained.values(), lr=rate), trained)
     fused = optim.AdamW(trained.values(), lr=rate, fused=True)
     assert "differs in" in refusal(fused, trained)
+    still = HomeMade(trained.values(), MIXING["norm of the tensor"])
+    still.param_groups[0]["lr"] = rate
+    if isinstance(rate, float):
+        check_elementwise(still, trained)  # and again when the rate is another: the key says so
+    else:
+        assert "differs in" in refusal(still, trained)
 
 
 def test_each_group_is_tried_with_its_own_options() -> None:
