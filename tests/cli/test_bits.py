@@ -120,3 +120,90 @@ def test_a_warning_is_a_line_like_all_others(folder, capsys):
         warnings.simplefilter("always")
         assert 0 == main(["fit", "linear.toml", "--set=model.name=warns_of_the_cli:make"])
     assert "augend: warning: a thing to know\n" == capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["optimizer.name=muon"], "augend: optimizer.name = 'muon': "),
+        (["optimizer.fused=true"], "augend: optimizer.fused = true: "),
+    ],
+)
+def test_an_optimizer_whose_bits_depend_on_the_cut_is_refused_first(folder, capsys, settings, says):
+    """With exact sums it is refused in one line by name, before anything is made; with others it trains."""
+    given = [f"--set={setting}" for setting in settings]
+    bias = "--set=model.name=nets_of_the_cli:matrix"
+    Path("nets_of_the_cli.py").write_text(
+        Path("nets_of_the_cli.py").read_text("utf-8")
+        + "\ndef matrix():\n    return torch.nn.Linear(2, 1, bias=False)\n",
+        "utf-8",
+    )
+    assert 2 == main(["fit", "linear.toml", "--set=accumulator.dtype=exact", bias, *given])
+    output, message = capsys.readouterr()
+    assert ("", 1) == (output, message.count("\n"))
+    assert message.startswith(says)
+    assert not (folder / "runs").exists()
+    assert 0 == main(["fit", "linear.toml", bias, *given])
+
+
+@pytest.mark.usefixtures("threads")
+def test_other_bits_are_said_or_refused_on_resume(folder, capsys):
+    """Another number of threads: one warning, in a line that names it; with --strict-bits exit 2, no change."""
+    assert 0 == main(["fit", "linear.toml", "--set=accumulator.dtype=exact"])
+    config = Path("runs/linear-1/config.toml")
+    before = config.read_bytes()
+    capsys.readouterr()
+    more = ["resume", "runs/linear-1", "--set=steps=4", "--set=parallel.threads=2"]
+    assert 2 == main([*more, "--strict-bits"])
+    message = capsys.readouterr().err
+    assert message.startswith("augend: runs/linear-1: cannot go on from what was saved: ")
+    assert "threads was 1 and is 2" in message
+    assert message.endswith("Restore what they were made with, or leave out --strict-bits\n")
+    assert 1 == message.count("\n")
+    assert 2 == main([*more[:3], "--set=microbatch_size=2", "--strict-bits"])
+    message = capsys.readouterr().err
+    assert message.startswith("augend: microbatch_size = 2: the bits depend on it, and it was 4; set it back")
+    assert before == config.read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert 0 == main(more)
+    message = capsys.readouterr().err
+    assert message.startswith("augend: warning: ")
+    assert "threads was 1 and is 2" in message
+    assert 1 == message.count("\n")
+    assert 0 == main([*more[:2], "--set=steps=5", "--strict-bits"])
+
+
+def test_inspect_shows_what_the_bits_depend_on(folder, capsys):
+    """A line for people, an object for programs; neither of a run whose sums are rounded."""
+    assert 0 == main(["fit", "linear.toml", "--set=accumulator.dtype=exact"])
+    assert 0 == main(["fit", "linear.toml"])
+    capsys.readouterr()
+    shown = []
+    for run in ("runs/linear-1", "runs/linear-2"):
+        assert 0 == main(["inspect", run])
+        assert 0 == main(["inspect", run, "--json"])
+        lines, plain = capsys.readouterr().out.rsplit("\n{", 1)
+        shown.append((lines.splitlines()[-1], json.loads("{" + plain)["bits"]))
+    (line, bits), (other, none) = shown
+    assert f"bits           {', '.join(f'{name} {value}' for name, value in bits.items())}" == line
+    assert ("1", 4) == (str(bits["threads"]), bits["microbatch_size"])
+    assert (True, None) == (other.startswith("digest "), none)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:deterministic was")  # of this process it is, and of the workers not
+def test_an_exact_run_on_two_ranks_and_then_one_is_that_of_one(folder, capsys):
+    """With dropout, momentum and clipping: augend diff finds no bit that differs, over metrics, digests and tensors."""
+    steps = ["--set=accumulator.dtype=exact", "--set=step.max_norm=0.1", "--set=digest.every_steps=1"]
+    kept = ["--set=checkpoint.every_steps=1", "--set=checkpoint.keep=9"]
+    assert 0 == main(["fit", "stopped.toml", "--run-dir=one", *steps, *kept])
+    assert 0 == main(["fit", "stopped.toml", "--run-dir=two", "--ranks=2", "--set=steps=3", *steps, *kept])
+    assert 0 == main(["resume", "two", "--ranks=1", "--set=steps=6"])
+    assert [2, 2, 2, 1, 1, 1] == [line["world"] for line in metrics("two")]
+    capsys.readouterr()
+    assert 0 == main(["diff", "one", "two"])
+    output = capsys.readouterr().out
+    assert "steps          6 in both, 0 to 5 " in output
+    assert "digests        all digests are equal after 6 steps from 0 to 5\n" in output
+    assert "checkpoints    after 1, 2, 3, 4, 5, 6 steps: every bit is equal (8 tensors" in output

@@ -123,12 +123,14 @@ def build_training(run: RunFile, rows: Rows, model: nn.Module, *, strict_bits: b
     """
     data = batches(run, rows.source, rows.train)
     steps = run.steps if run.steps is not None else (run.epochs or 1) * data.steps_per_epoch
+    optimizer, accumulator = _optimizer(run, model), _accumulator(run, model, strict_bits=strict_bits)
+    _check_optimizer(run, optimizer, accumulator)
     return Training(
         model=model,
         data=data,
         validation=None if rows.held_out is None else batches(run, rows.source, rows.held_out),
-        optimizer=_optimizer(run, model),
-        accumulator=_accumulator(run, model, strict_bits=strict_bits),
+        optimizer=optimizer,
+        accumulator=accumulator,
         schedule=_schedule(run, steps),
         steps=steps,
     )
@@ -157,6 +159,15 @@ def _accumulator(run: RunFile, model: nn.Module, *, strict_bits: bool) -> Accumu
         return Accumulator(model, **table, **strictly)
     except ContractError as error:
         raise refused("model.name", run.model.name, table, error, table="accumulator") from error
+
+
+def _check_optimizer(run: RunFile, optimizer: torch.optim.Optimizer, accumulator: Accumulator) -> None:
+    try:
+        accumulator.check_optimizer(optimizer)
+    except ContractError as error:
+        raise refused(
+            "optimizer.name", run.optimizer.name, run.optimizer.arguments, error, table="optimizer"
+        ) from error
 
 
 def _schedule(run: RunFile, steps: int) -> Callable[[int], float]:

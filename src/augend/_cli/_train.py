@@ -10,7 +10,7 @@ from typing import Any, final
 
 from torch import nn
 
-from augend import Checkpoint, History, Position, models
+from augend import Checkpoint, History, Position, inspect, models
 from augend._cli._build import Rows, Training, batches, build_model, build_rows, build_training, use_threads
 from augend._cli._console import Output
 from augend._cli._course import Course
@@ -95,7 +95,11 @@ def resume(run: RunFile, directory: Path, launch: Launch, *, strict_bits: bool) 
 def _go_on(run: RunFile, directory: Path, launch: Launch, ranks: Ranks, *, strict_bits: bool) -> None:
     ranks.agreed(lambda: check_kept(directory) if ranks.leads else None)
     stage = _Stage(run, ranks, strict_bits=strict_bits)
-    _check_goes_on(directory, stage.fixed, stage.training.steps, ranks)
+    saved = bool(ranks.from_first(lambda: "saved" if checkpoints_of(directory / CHECKPOINTS) else ""))
+    if saved:
+        _check_goes_on(directory, stage.fixed, stage.training.steps)
+    if saved and strict_bits:
+        _check_cut(run, directory, ranks)
     stage.introduce()
     console = stage.console
 
@@ -192,10 +196,8 @@ def _made(name: str, wanted: Path | None, run: RunFile, launch: Launch) -> Path:
     return directory
 
 
-def _check_goes_on(directory: Path, fixed: Fixed, steps: int, ranks: Ranks) -> None:
+def _check_goes_on(directory: Path, fixed: Fixed, steps: int) -> None:
     """Refuse to go on as another run, or to fewer steps than are done, before anything is changed."""
-    if not ranks.from_first(lambda: "saved" if checkpoints_of(directory / CHECKPOINTS) else ""):
-        return
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is passed over is said when it is loaded
@@ -211,8 +213,18 @@ def _check_goes_on(directory: Path, fixed: Fixed, steps: int, ranks: Ranks) -> N
         raise refuse("steps", steps, f"{position.step} are done already; set it to that or more")
 
 
+def _check_cut(run: RunFile, directory: Path, ranks: Ranks) -> None:
+    """Refuse micro-batches of another size, which sums only meet in training: then the config is changed already."""
+    bits = json.loads(ranks.from_first(lambda: json.dumps(inspect(directory / CHECKPOINTS).bits))) or {}
+    was = bits.get("microbatch_size", run.microbatch_size)
+    if was != run.microbatch_size:
+        remedy = f"the bits depend on it, and it was {was}; set it back, or leave out --strict-bits"
+        raise refuse("microbatch_size", run.microbatch_size, remedy)
+
+
 def _does_not_fit(directory: Path, error: ContractError) -> ConfigError:
-    return ConfigError(f"{directory}: cannot go on from what was saved: {error}")
+    what = str(error).replace('pass other_bits="warn"', "leave out --strict-bits")
+    return ConfigError(f"{directory}: cannot go on from what was saved: {what}")
 
 
 def _why_and_what_goes_on(history: History, training: Training) -> str:
