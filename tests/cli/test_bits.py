@@ -130,7 +130,7 @@ def test_a_warning_is_a_line_like_all_others(folder, capsys):
     ],
 )
 def test_an_optimizer_whose_bits_depend_on_the_cut_is_refused_first(folder, capsys, settings, says):
-    """With exact sums it is refused in one line by name, before anything is made; with others it trains."""
+    """With exact sums it is refused in one line by name, before anything is made; else it trains."""
     given = [f"--set={setting}" for setting in settings]
     bias = "--set=model.name=nets_of_the_cli:matrix"
     Path("nets_of_the_cli.py").write_text(
@@ -207,3 +207,14 @@ def test_an_exact_run_on_two_ranks_and_then_one_is_that_of_one(folder, capsys):
     assert "steps          6 in both, 0 to 5 " in output
     assert "digests        all digests are equal after 6 steps from 0 to 5\n" in output
     assert "checkpoints    after 1, 2, 3, 4, 5, 6 steps: every bit is equal (8 tensors" in output
+
+
+def test_a_model_that_changes_a_buffer_is_refused_first(folder, capsys):
+    """With exact sums it is refused in one line by the buffer's name, before anything is made; else it trains."""
+    noisy = "--set=model.name=nets_of_the_cli:noisy"
+    assert 2 == main(["fit", "linear.toml", "--set=accumulator.dtype=exact", noisy])
+    output, message = capsys.readouterr()
+    assert ("", 1) == (output, message.count("\n"))
+    assert message.startswith("augend: accumulator.dtype = 'exact': the model changes its buffer 'seen' in a forward")
+    assert not (folder / "runs").exists()
+    assert 0 == main(["fit", "linear.toml", noisy])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -30,11 +30,11 @@ def try_out(run: RunFile, source: sources.Source, model: nn.Module, data: Batche
     Rows of the named sources are compared with the ``max_length`` of a Llama, too, all of them.
 
     Raises:
-        ConfigError: The model does not take the rows.
+        ConfigError: The model does not take the rows, or changes a buffer where exact sums are asked for.
     """
     if isinstance(model, models.Llama) and run.data.source in _LONGEST:
         _check_lengths(run, source, model.max_length)
-    with undisturbed(model), _kept_buffers(model), torch.no_grad():
+    with undisturbed(model), _kept_buffers(model) as changed, torch.no_grad():
         microbatch = next(iter(next(iter(data.fresh(shuffle=True)))))
         try:
             source.loss(model, microbatch)
@@ -45,6 +45,10 @@ def try_out(run: RunFile, source: sources.Source, model: nn.Module, data: Batche
             rows = f"data.source = {run.data.source!r}"
             remedy = f"its loss on the first micro-batch of {rows} failed; correct [model] or [data]: {what}"
             raise refuse("model.name", run.model.name, remedy) from error
+        if run.accumulator.dtype == "exact" and (name := changed()):
+            remedy = f"the model changes its buffer {name!r} in a forward, so that a micro-batch depends on those"
+            remedy = f"{remedy} before it: take another layer (a layer norm for a batch norm), or set 'float32'"
+            raise refuse("accumulator.dtype", run.accumulator.dtype, remedy)
 
 
 def _check_lengths(run: RunFile, source: sources.Source, max_length: int) -> None:
@@ -61,15 +65,26 @@ def _check_lengths(run: RunFile, source: sources.Source, max_length: int) -> Non
 
 
 @contextmanager
-def _kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Put back, also after an exception, what a forward writes into buffers."""
+def _kept_buffers(model: nn.Module) -> Iterator[Callable[[], str]]:
+    """Put back, also after an exception, what a forward writes into buffers; lend what names the first one changed."""
     buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
+        (path, module, name, buffer, buffer.clone())
+        for path, module in model.named_modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
+
+    def changed() -> str:
+        pairs = ((f"{path}.{name}", getattr(module, name), value) for path, module, name, _, value in buffers)
+        return next(
+            (where.lstrip(".") for where, now, value in pairs if not torch.equal(_bytes(now), _bytes(value))), ""
+        )
+
     try:
-        yield
+        yield changed
     finally:
-        for module, name, buffer, value in buffers:
+        for _, module, name, buffer, value in buffers:
             setattr(module, name, buffer.copy_(value))
+
+
+def _bytes(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer.detach().contiguous().reshape(-1).view(torch.uint8)
