@@ -59,10 +59,10 @@ FUSED = {
 
 
 def matrices(dtype: torch.dtype = torch.float32) -> dict[str, nn.Parameter]:
-    """Return two parameters whose rows are multiples of 16 elements."""
+    """Return two parameters whose rows are multiples of 32 elements."""
     return {
-        "first": nn.Parameter(torch.ones(5, 16, dtype=dtype)),
-        "second": nn.Parameter(torch.ones(3, 2, 8, dtype=dtype)),
+        "first": nn.Parameter(torch.ones(5, 32, dtype=dtype)),
+        "second": nn.Parameter(torch.ones(3, 4, 8, dtype=dtype)),
     }
 
 
@@ -245,6 +245,14 @@ def test_rows_that_are_no_multiple_of_16_elements_are_not_aligned() -> None:
     optimizer = optim.AdamW([even, uneven], fused=True)
     assert "'uneven' of shape [16, 24] can be cut elsewhere" in refusal(optimizer, {"even": even, "uneven": uneven})
     check_elementwise(optimizer, {"even": even})
+
+
+def test_narrow_rows_must_be_multiples_of_32_elements() -> None:
+    """64 bytes are 32 elements of bfloat16: what no register leaves over."""
+    even, uneven = (nn.Parameter(torch.ones(5, columns, dtype=torch.bfloat16)) for columns in (32, 16))
+    check_elementwise(optim.AdamW([even], fused=True), {"even": even})
+    text = refusal(optim.AdamW([even, uneven], fused=True), {"even": even, "uneven": uneven})
+    assert "a multiple of 32 elements, but 'uneven' of shape [5, 16] can be cut elsewhere" in text
 
 
 class Sharded(nn.Parameter):

@@ -23,9 +23,7 @@ _MIXING: Final = (
 )
 _STEPS: Final = 6  # in the sixth, RAdam starts to divide by the root of its second moment
 _ELEMENTS: Final = 768  # in rows of 3, which no processor's registers are
-_ALIGNED: Final = (
-    16  # elements: two AVX2 or one AVX-512 register of float32, and a line of the cache, where threads part
-)
+_ALIGNED: Final = 64  # bytes: a register of AVX-512, two of AVX2, and a line of the cache, where threads part
 # Lengths below a register's leave a kernel's vector loop without work, so the remainder loop computes those elements.
 _LENGTHS: Final = ((1, 7, 2, 15, 3, 9, 5, 13, 4, 11, 6, 8, 10, 14, 12), (17, 31, 33, 63, 16, 65, 23, 129, 47))
 _FAILURES: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -102,21 +100,28 @@ def _prove(trial: _Trial, trained: Mapping[str, nn.Parameter]) -> None:
             raise ContractError(f"{trial.words()}: {found}; {trial.remedy()}")
         return
     uneven = next((name for name, one in trained.items() if not _is_aligned(one)), None)
+    unit = _unit(trial.parameter if uneven is None else trained[uneven])
     if uneven is not None:
         found = trial.difference(aligned=False) or "its remainder loop rounds by itself, even if no slice showed it"
         raise ContractError(
-            f"{trial.words()}: {found}. That cannot be where every rank's part is a multiple of {_ALIGNED} elements, "
+            f"{trial.words()}: {found}. That cannot be where every rank's part is a multiple of {unit} elements, "
             f"but {uneven!r} of shape {list(trained[uneven].shape)} can be cut elsewhere; use fused=False, or give "
             "such parameters a group of their own with 'fused': False"
         )
     if (found := trial.difference(aligned=True)) is not None:
-        raise ContractError(f"{trial.words()}, even at multiples of {_ALIGNED} elements: {found}; use fused=False")
+        raise ContractError(f"{trial.words()}, even at multiples of {unit} elements: {found}; use fused=False")
 
 
 def _is_aligned(parameter: nn.Parameter) -> bool:
     """Say whether every cut between indices of the first dimension, and of those that are cut now, is aligned."""
     cut = {one.dim for one in getattr(parameter, "placements", ()) if one.is_shard()}
-    return all(parameter.numel() // parameter.shape[dim] % _ALIGNED == 0 for dim in {0, *cut} if parameter.ndim)
+    unit = _unit(parameter)
+    return all(parameter.numel() // parameter.shape[dim] % unit == 0 for dim in {0, *cut} if parameter.ndim)
+
+
+def _unit(parameter: nn.Parameter) -> int:
+    """Return how many elements leave no remainder."""
+    return _ALIGNED // parameter.element_size()
 
 
 @final
@@ -143,7 +148,7 @@ class _Trial:
         """Step the whole and its slices; return in words the first difference between them, None if there is none."""
         device, others = self.parameter.device, [1] * (self.parameter.ndim - 1)
         shape = [-1] if self.parameter.ndim == 1 else [-1, 3, *others[1:]]
-        cuts = _cuts(_ALIGNED if aligned else 1)
+        cuts = _cuts(_unit(self.parameter) if aligned else 1)
         draw = torch.Generator().manual_seed(0)
         start = _spread(draw, low=-30, high=2).to(self.parameter)
         whole = [nn.Parameter(start.clone().reshape(shape))]
