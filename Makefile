@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 TWO_THREADS := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-long lint docs bench clean
+.PHONY: help demo test test-long lint docs bench proof proof-full clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -43,6 +43,12 @@ docs: .venv/.test .venv/.lint  ## Run every example of the documentation and bui
 
 bench: .venv/.core  ## Run the benchmarks; each prints one line of JSON.
 	@for file in $(BENCHMARKS); do $(BIN)/python $$file || exit 1; done
+
+proof: .venv/.core  ## Train the demo on 1, 2, 3 and 4 ranks, killed, shuffled: the same bits, in two minutes.
+	$(BIN)/python benchmarks/proof
+
+proof-full: .venv/.core  ## Train in every way whose bits are promised to be the same, in about half an hour.
+	$(BIN)/python benchmarks/proof --full
 
 clean:  ## Remove what was built and cached; .venv and runs/ stay.
 	rm -rf build dist docs/_build .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
