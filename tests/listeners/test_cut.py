@@ -133,7 +133,14 @@ def test_each_cut_has_a_file_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"count": 2.0}, {"seconds": 0.5}, {"losses": {"loss": Estimate(2.25, 0.25, 96)}}, {"skipped": True}]
+    "changes",
+    [
+        {"count": 2.0},
+        {"seconds": 0.5},
+        {"digests": {"a": "0"}},
+        {"losses": {"loss": Estimate(2.25, 0.25, 96)}},
+        {"skipped": True},
+    ],
 )
 def test_a_line_that_tells_another_story_is_moved(tmp_path, changes):
     """A line of a known step with another number in it, from a run that is forgotten, gives way to the history's."""
@@ -143,6 +150,17 @@ def test_a_line_that_tells_another_story_is_moved(tmp_path, changes):
     assert [other] == lost(tmp_path)
     assert step(1).count == json.loads(path.read_bytes())["count"]
     assert step(1).loss.value == json.loads(path.read_bytes())["loss"]
+
+
+def test_lines_of_an_earlier_augend_stay(tmp_path):
+    """A line without ``offers`` is that of a batch that was offered once, and of no other."""
+    path = tmp_path / "metrics.jsonl"
+    before = write(path, [step(0), step(1)]).replace(b'"offers": 1, ', b"")
+    path.write_bytes(before)
+    json_lines(path)(begin([step(0), step(1, offers=2)]))
+    first, second = path.read_bytes().splitlines(keepends=True)
+    assert before.splitlines(keepends=True) == [first, *lost(tmp_path)]
+    assert 2 == json.loads(second)["offers"]
 
 
 @pytest.mark.parametrize("junk", [b"\n", b"\0\0\0\n", b"\xff\n", b"[1]\n", b"null\n", b"{}\n", b'{"step": 0}\n', b"{"])

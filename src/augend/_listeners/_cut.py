@@ -12,6 +12,8 @@ from typing import Any, Final
 
 _OF_THE_PROCESS: Final = frozenset({"world", "restarts", "memory_bytes"})  # what a line has and its record has not
 
+_OF_BEFORE: Final = {"offers": 1}  # what a line that an earlier augend wrote leaves out
+
 
 def cut_back(path: Path, expected: Sequence[Mapping[str, Any]], *, first_step: int = 0) -> None:
     """Leave in a file one line for each expected one, in their order, and move all other lines aside.
@@ -63,7 +65,8 @@ def _step(plain: Mapping[str, Any]) -> float:
 
 
 def _key(line: Mapping[str, Any]) -> str:
-    return json.dumps({name: value for name, value in line.items() if name not in _OF_THE_PROCESS}, sort_keys=True)
+    said = {name: value for name, value in line.items() if name not in _OF_THE_PROCESS}
+    return json.dumps({**_OF_BEFORE, **said}, sort_keys=True)
 
 
 def _set_aside(path: Path, rest: bytes) -> None:
