@@ -113,3 +113,22 @@ def alike(expected: Outcome, outcomes: list[Outcome]) -> None:
         assert expected.weights == each.weights
         assert expected.optimizer == each.optimizer
         assert repr(expected.steps) == repr(each.steps)
+
+
+def train_terms(place: str, deal: str | None) -> Outcome:
+    """Train with a second loss term of another size, which is silent in the first two batches, and a loss scale."""
+    task = TASKS["mlp"]()
+    late = torch.ones(31)
+    late[[row for rows in order(2) for row in rows]] = 0.0
+
+    def losses(model: nn.Module, rows: Any) -> dict[str, augend.Tally]:
+        logits = model(rows["x"])
+        size = logits.square().sum(1) * rows["late"]
+        return {
+            "loss": augend.losses.cross_entropy(logits, rows["y"]),
+            "size": augend.Tally(size * 2.0**-20, torch.ones_like(size)),
+        }
+
+    task = replace(task, rows={**task.rows, "late": late}, loss=losses)
+    weights = ("term_weights", {"size": 2.0**18})
+    return Job(task, place, deal, step=(weights,), terms=("loss", "size"), loss_scale=64.0).train(6)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from exact_cases import STEPS, alike, order, train, train_rare
+from exact_cases import STEPS, alike, order, train, train_rare, train_terms
 from job import Outcome, hashed
 from loops import train as train_zoo
 from ranks import Ranks
@@ -154,6 +154,16 @@ def test_a_nan_is_an_error_on_all_ranks_if_it_is_not_skipped(ranks: World) -> No
         errors = ranks(world).outcomes(train, "mlp", "fsdp", deal, FEW, {17: float("nan")})
         assert [NonFiniteError] * world == [type(one) for one in errors]
         assert {str(alone_error.value)} == {str(one) for one in errors}
+
+
+@pytest.mark.parametrize(
+    ("world", "place", "deal"), [(2, "fsdp", "shuffled"), (2, "hsdp of 2 replicas", None), (3, "last", "uneven")]
+)
+def test_a_term_that_begins_late_is_measured_then(ranks: World, world: int, place: str, deal: str | None) -> None:
+    """Two terms of very different sizes have grids of their own; the batch in which one begins is offered again."""
+    expected = train_terms("replicated", None)
+    assert [2, 1, 2, 1, 1, 1] == [told.offers for told in expected.steps]
+    alike(expected, ranks(world).run(train_terms, place, deal))
 
 
 def test_rare_experts_are_seldom_offered_again(ranks: World) -> None:
