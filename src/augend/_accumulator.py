@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from augend._accumulate import (
+    DTYPES,
     AccumulatorState,
     BatchLike,
     Bits,
@@ -23,10 +24,10 @@ from augend._accumulate import (
     Pending,
     Reduced,
     Window,
+    check_limits,
     check_numbers,
     check_words,
     complete_sums,
-    dtypes_of,
     offer,
     read_bits,
     read_state,
@@ -140,7 +141,7 @@ class Accumulator:
             check_words(sync=(sync, ("every", "last")), unused=(unused, ("error", "zero")))
             check_words(foreign=(foreign, ("error", "drop")), other_bits=(other_bits, ("warn", "error")))
             check_numbers(dtype, float(loss_scale), names, max_microbatches)
-            return dtypes_of(dtype)
+            return DTYPES[dtype]
 
         placement = place(model, mesh=mesh, sync=sync, dtypes=dtypes)
         self._pending = Pending(
@@ -389,10 +390,10 @@ class Accumulator:
     def norm(self) -> float:
         """Return the 2-norm of the pending mean gradient (terms weighted 1.0), or nan if nothing was counted.
 
-        Collective. Read-only; waits for the device; raises as ``finish`` on refused values.
+        Collective. Read-only; waits for the device; raises as ``finish`` on refused values, and StateError where exact
+        sums are only measured, or are to be made anew.
         """
-        policy = Policy(empty="skip", nonfinite="allow")
-        return mean_of(self._pending, policy, self._what(), "zero").norm
+        return mean_of(self._pending, Policy(empty="skip", nonfinite="allow"), self._what(), "zero", check_limits).norm
 
     def digests(self) -> dict[str, str]:
         """Return a 64-bit digest of each trained parameter's value, as 16 hexadecimal digits, in the model's order.
@@ -481,6 +482,7 @@ class Accumulator:
 
         Collective; raises as ``finish`` on refused values.
         """
+        self._pending.check_buffers(self._what())
         last = None if self._last is None else self._last.to_plain()
         return {**write_state(self._pending, self._reduced()), "updates": self._updates, "finished": last}
 

@@ -1,13 +1,14 @@
 """What is pending: parameters, contract, sums, counts, moments, and their saved form."""
 
-from augend._accumulate._arguments import check_numbers, check_words, dtypes_of
+from augend._accumulate._arguments import check_numbers, check_words
 from augend._accumulate._bits import Bits
-from augend._accumulate._contract import Contract
+from augend._accumulate._contract import DTYPES, Contract
 from augend._accumulate._course import BatchLike, MicrobatchLike
 from augend._accumulate._exact_state import read_bits
+from augend._accumulate._grids import check_grids, check_limits
 from augend._accumulate._offer import offer
 from augend._accumulate._pending import Pending
-from augend._accumulate._reduce import Reduced, Unused, check_grids, reduce_window
+from augend._accumulate._reduce import Reduced, Unused, reduce_window
 from augend._accumulate._state import (
     AccumulatorState,
     complete_sums,
@@ -19,6 +20,7 @@ from augend._accumulate._state import (
 from augend._accumulate._window import Window
 
 __all__ = [
+    "DTYPES",
     "AccumulatorState",
     "BatchLike",
     "Bits",
@@ -29,10 +31,10 @@ __all__ = [
     "Unused",
     "Window",
     "check_grids",
+    "check_limits",
     "check_numbers",
     "check_words",
     "complete_sums",
-    "dtypes_of",
     "offer",
     "plain_count",
     "read_bits",

@@ -7,8 +7,7 @@ from typing import Final
 
 import torch
 
-from augend._accumulate._contract import HELD_DTYPES, WORK_DTYPES
-from augend._placement import Dtypes
+from augend._accumulate._contract import DTYPES, EXACT
 from augend.errors import ContractError
 
 _MOST_EXACT: Final = 2**20  # leaves a grid of 2^-30 of the largest gradient
@@ -25,22 +24,17 @@ def check_words(**given: tuple[str, tuple[str, ...]]) -> None:
             raise ContractError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
 
 
-def dtypes_of(dtype: str) -> Dtypes:
-    """Return what gradients and sums of a kind are in."""
-    return Dtypes(WORK_DTYPES[dtype], HELD_DTYPES[dtype])
-
-
 def check_numbers(dtype: str, loss_scale: float, terms: tuple[str, ...], max_microbatches: int) -> None:
     """Raise ContractError for the first argument out of its domain."""
-    check_words(dtype=(dtype, tuple(WORK_DTYPES)))
-    held = float(torch.tensor(loss_scale, dtype=torch.float64).to(WORK_DTYPES[dtype]))
+    check_words(dtype=(dtype, tuple(DTYPES)))
+    held = float(torch.tensor(loss_scale, dtype=torch.float64).to(DTYPES[dtype].work))
     if not 0 < held < math.inf:
         raise ContractError(f"loss_scale must be positive and finite, also in {dtype}; got {loss_scale!r}")
     if not terms or len(set(terms)) != len(terms):
         raise ContractError(f"terms must be different names, at least one; got {terms!r}")
     if max_microbatches < 1:
         raise ContractError(f"max_microbatches must be at least 1; got {max_microbatches!r}")
-    if dtype == "exact" and max_microbatches > _MOST_EXACT:
+    if dtype == EXACT and max_microbatches > _MOST_EXACT:
         raise ContractError(
             f'max_microbatches must be at most {_MOST_EXACT:,} with dtype="exact", whose head-room is taken from the '
             f"precision of the sums; got {max_microbatches!r}"

@@ -79,10 +79,12 @@ class Fingerprint:
     def compare(self, saved: Bits) -> None:
         """Tell or refuse what differs from a saved fingerprint; what either does not know is not compared.
 
+        The size of micro-batches is compared when the next batch is entered, whose it is.
+
         Raises:
             ContractError: Something does, and that is an error.
         """
-        now = self.now()
+        now = machine_bits(self._device)
         self._judge(
             [f"{name} was {saved[name]} and is {now[name]}" for name in now if saved.get(name, now[name]) != now[name]]
         )

@@ -7,12 +7,13 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from augend._placement import local_of
 from augend.errors import StateError
 
 
 @final
 class Buffers:
-    """Watches the buffers of a model through a batch.
+    """Watches the buffers of a model through a window.
 
     Args:
         model: The module; its buffers may change between batches.
@@ -21,12 +22,18 @@ class Buffers:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._seen: dict[str, tuple[Tensor, int]] = {}  # each buffer, and how often it was written to
-        self._contents: dict[str, tuple[Tensor, Tensor]] = {}
+        self._contents: dict[str, tuple[Tensor, Tensor]] | None = None
 
     def begin(self) -> None:
-        """Take note of what they hold: a batch begins, or goes on."""
-        self._contents = {name: (one, one.detach().clone()) for name, one in self._model.named_buffers()}
-        self.see()
+        """Take note of what they hold, unless that was done: a window begins, or goes on."""
+        if self._contents is None:
+            self._contents = {
+                name: (one, local_of(one).clone()) for name, one in self._model.named_buffers() if _comparable(one)
+            }
+
+    def forget(self) -> None:
+        """Begin anew with the next window."""
+        self._contents = None
 
     def see(self) -> None:
         """Take note of which there are, and of how often each was written to: a micro-batch begins."""
@@ -41,9 +48,9 @@ class Buffers:
                 _refuse(name)
 
     def check_contents(self) -> None:
-        """Raise StateError if one holds other values than when the batch began: some operations write unseen."""
-        for name, (one, before) in self._contents.items():
-            if not torch.equal(_bytes(one), _bytes(before)):
+        """Raise StateError if one holds other values than when the window began: some operations write unseen."""
+        for name, (one, before) in (self._contents or {}).items():
+            if not torch.equal(_bytes(local_of(one)), _bytes(before)):
                 _refuse(name)
 
     def _now(self) -> dict[str, tuple[Tensor, int]]:
@@ -53,8 +60,14 @@ class Buffers:
         }
 
 
+def _comparable(tensor: Tensor) -> bool:
+    """Tell whether there are values to compare; of others, as sparse ones, it must do to see when they are set."""
+    here = local_of(tensor)
+    return here.layout == torch.strided and not here.is_meta and not here.is_quantized
+
+
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _refuse(name: str) -> None:

@@ -9,11 +9,15 @@ from typing import Final, final
 import torch
 from torch import nn
 
-from augend._placement import give_back
+from augend._placement import Dtypes, give_back
 from augend.errors import ContractError
 
-WORK_DTYPES: Final = {"float32": torch.float32, "float64": torch.float64, "exact": torch.float32}  # of means
-HELD_DTYPES: Final = {**WORK_DTYPES, "exact": torch.int64}  # of sums
+EXACT: Final = "exact"
+DTYPES: Final = {  # of gradients and means, and of sums
+    "float32": Dtypes(torch.float32, torch.float32),
+    "float64": Dtypes(torch.float64, torch.float64),
+    EXACT: Dtypes(torch.float32, torch.int64),
+}
 
 
 @final
@@ -49,7 +53,12 @@ class Contract:
     @property
     def exact(self) -> bool:
         """Whether the sums are whole numbers of grid steps."""
-        return not HELD_DTYPES[self.dtype].is_floating_point
+        return self.dtype == EXACT
+
+    @property
+    def dtypes(self) -> Dtypes:
+        """Of gradients and of sums."""
+        return DTYPES[self.dtype]
 
     def validate(self, model: nn.Module) -> None:
         """Check that a model has exactly these parameters; reads no values.

@@ -18,17 +18,15 @@ from augend.errors import StateError
 
 EXACT_KEYS: Final = frozenset({"scales", "largest", "offer", "bits"})
 _LOWEST, _HIGHEST = -200, 300  # of the scales that float32 gradients can have
-_MOST_OFFERS: Final = 2
 
 
 def write_exact(known: Mapping[str, Mapping[str, int]], reduced: Reduced, bits: Bits) -> dict[str, object]:
-    """Return scales, largest gradients, offer and fingerprint as plain numbers, strings and dictionaries."""
+    """Return scales, largest gradients and fingerprint as plain numbers, strings and dictionaries."""
     return {
         "scales": {term: dict(scales) for term, scales in known.items()},
         "largest": {
             term: {name: _write(size) for name, size in sizes.items()} for term, sizes in reduced.largest.items()
         },
-        "offer": reduced.offer,
         "bits": dict(bits),
     }
 
@@ -40,7 +38,6 @@ def read_exact(state: Mapping[str, object], contract: Contract, window: Window) 
         StateError: A field is of another type or out of its domain, or names a parameter that is not trained.
     """
     known = {term: _numbers(state, "scales", term, contract) for term in contract.terms}
-    window.offer = _whole("offer", state["offer"], 0, _MOST_OFFERS - 1)
     for term, scales in known.items():
         for name, scale in scales.items():
             _whole(f"scales[{term!r}][{name!r}]", scale, _LOWEST, _HIGHEST)

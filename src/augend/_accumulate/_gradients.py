@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal, final
 
 import torch
@@ -167,27 +167,3 @@ def _hook(receive: weakref.WeakMethod[Callable[[str, nn.Parameter], None]], name
 def _remove(handles: list[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
-
-
-def check_given(gradients: Mapping[str, Tensor], slots: Slots) -> None:
-    """Check gradients that were made elsewhere; reads no values.
-
-    Raises:
-        GradientError: One is of an unknown or frozen parameter, of another shape or device, sparse, quantised,
-            complex or no tensor; names it.
-    """
-    for name, gradient in gradients.items():
-        parameter = slots.parameters.get(name)
-        if parameter is None:
-            kind = "frozen" if name in slots.tensors else "unknown"
-            raise GradientError(f"a gradient was given for the {kind} parameter {name!r}")
-        if not isinstance(gradient, Tensor):
-            raise GradientError(f"the gradient of {name!r} must be a tensor; got {type(gradient).__name__}")
-        if gradient.layout != torch.strided or gradient.is_quantized or not gradient.is_floating_point():
-            kind = f"{gradient.dtype}, {gradient.layout}"
-            raise GradientError(f"the gradient of {name!r} must be dense and real floating; got {kind}")
-        slots.placement.check_spread(name, gradient)
-        if gradient.shape != parameter.shape or gradient.device != parameter.device:
-            expected = f"shape {list(parameter.shape)} on {parameter.device}"
-            got = f"{list(gradient.shape)} on {gradient.device}"
-            raise GradientError(f"the gradient of {name!r} must have {expected}; got {got}")

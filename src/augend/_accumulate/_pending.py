@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Final, Literal, TypeVar, final
 
@@ -11,15 +11,15 @@ from torch import Tensor
 
 from augend._accumulate._bits import Fingerprint
 from augend._accumulate._buffers import Buffers
-from augend._accumulate._contract import HELD_DTYPES, WORK_DTYPES, Contract
+from augend._accumulate._contract import DTYPES, EXACT, Contract
 from augend._accumulate._course import BatchLike, Course, MicrobatchLike
-from augend._accumulate._gradients import Taker, check_given
+from augend._accumulate._given import agreed_names, check_given, parts_of
+from augend._accumulate._gradients import Taker
 from augend._accumulate._reduce import Reduced, Unused, agree_contract, agree_sizes
 from augend._accumulate._scales import Scales
 from augend._accumulate._slots import Slots
 from augend._accumulate._terms import Gradients, Terms
 from augend._accumulate._window import Window
-from augend._numerics import largest
 from augend._placement import Placement
 from augend._tally import Tally
 from augend.errors import GradientError, StateError, TallyError
@@ -61,11 +61,11 @@ class Pending:
         other_bits: Literal["warn", "error"],
         max_microbatches: int,
     ) -> None:
-        self.work = WORK_DTYPES[dtype]
+        self.work = DTYPES[dtype].work
         self.placement = placement
         self.unused = unused
         self.slots = placement.group.agreed("the look at the parameters", lambda: Slots(placement, self.work))
-        head_room = None if HELD_DTYPES[dtype].is_floating_point else max_microbatches
+        head_room = max_microbatches if dtype == EXACT else None
         self.contract = Contract(dtype, loss_scale, terms, self.slots.tensors, head_room)
         settings: dict[str, object] = {
             "unused": unused,
@@ -89,8 +89,7 @@ class Pending:
     def backward(self, tallies: Mapping[str, Tally], *, retain_graph: bool) -> None:
         """Differentiate each term's loss sum and keep gradients and rows; of a filler nothing."""
         microbatch = self._ready()
-        if self.contract.exact and microbatch is not None:
-            self.buffers.check()
+        self._watch_buffers(microbatch)
         real = microbatch is None or microbatch.real_rows > 0
         _check_rows(tallies, microbatch)
         self._check_whole(tallies)
@@ -123,10 +122,11 @@ class Pending:
         what = f"an add(){self.course.place()}"
         group = self.placement.group
         gradients, counts = group.agreed(what, lambda: self._checked(*given()))
-        names = self._agreed_names(gradients, what)
+        names = agreed_names(gradients, self.slots, what)
         self._begin()
         for term, named in gradients.items():
-            for name, part in self._parts(term, named, names[term], summed=summed).items():
+            brought = {name: named.get(name) for name in names[term]}
+            for name, part in parts_of(brought, term, self.window, self.slots, summed=summed).items():
                 self.window.add_gradient(term, name, part, self.placement.like(name))
             self.window.used[term].update(names[term])
             if not summed or group.rank == 0:
@@ -141,50 +141,6 @@ class Pending:
         self._ready()
         return gradients, counts
 
-    def _agreed_names(self, gradients: Named, what: str) -> dict[str, tuple[str, ...]]:
-        """Return for each term the parameters of which any rank brings a gradient.
-
-        Raises:
-            GradientError: Some ranks bring one that is spread over a mesh, and others do not; on all ranks.
-        """
-        keys = [(term, name) for term in gradients for name in self.slots.parameters]
-        brought = [name in gradients[term] for term, name in keys]
-        spread = [name in gradients[term] and self.placement.is_spread(gradients[term][name]) for term, name in keys]
-        told = self.placement.group.maximum(what, [*brought, *spread, *(not one for one in spread)])
-        some, all_of, none_of = (told[begin : begin + len(keys)] for begin in range(0, 3 * len(keys), len(keys)))
-        for (_, name), one, other in zip(keys, all_of, none_of, strict=True):
-            if one and other:
-                raise GradientError(
-                    f"the gradient of {name!r} is spread over a mesh on some ranks and not on others: give it on every "
-                    "rank alike, or each rank's own as a plain tensor"
-                )
-        used = [key for key, one in zip(keys, some, strict=True) if one]
-        return {term: tuple(name for one, name in used if one == term) for term in gradients}
-
-    def _parts(self, term: str, named: Gradients, names: Sequence[str], *, summed: bool) -> dict[str, Tensor]:
-        """Return this rank's parts of given gradients: of those already summed, or of the sum of every rank's own."""
-        placement = self.placement
-        wholes = {}
-        for name in names:
-            shape, device = self.slots.parameters[name].shape, self.slots.parameters[name].device
-            given = named[name].detach() if name in named else torch.zeros(shape, dtype=self.work, device=device)
-            wholes[name] = given.to(self.work) if self.contract.exact else given
-        if summed:
-            parts = {name: placement.part(name, one) for name, one in wholes.items()}
-            return self._measured(term, {name: one for name, one in parts.items() if one is not None})
-        spread = {name: placement.local(name, one) for name, one in wholes.items() if placement.is_spread(one)}
-        plain = {name: one.to(self.work) for name, one in wholes.items() if name not in spread}
-        mine = {name: self.window.shared(term, name, one) for name, one in self._measured(term, plain).items()}
-        return {**self._measured(term, spread), **placement.shared(mine)}
-
-    def _measured(self, term: str, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return gradients as they are, their sizes seen."""
-        if self.contract.exact:
-            for name, one in gradients.items():
-                if one.numel():
-                    self.window.see(term, name, largest(one))
-        return gradients
-
     def like(self, name: str, tensor: Tensor) -> Tensor:
         """Return a copy in the dtype of the sums, in the memory layout of the parameter ``name``."""
         return torch.empty_like(self.placement.like(name), dtype=self.window.held).copy_(tensor.detach())
@@ -195,7 +151,7 @@ class Pending:
 
     def fresh(self, scales: Scales | None) -> Window:
         """Return an empty window."""
-        return Window(self.contract.terms, HELD_DTYPES[self.contract.dtype], scales)
+        return Window(self.contract.terms, self.contract.dtypes, scales)
 
     def held(self, window: Window) -> Window:
         """Return what this rank holds of a window of all ranks, copied. Collective where its sums are spread.
@@ -231,13 +187,25 @@ class Pending:
         self.course.enter(owner, batch, self.window, turn)
         if self.contract.exact:
             self.fingerprint.enter(batch.plan.get("microbatch_size"))
-            self.buffers.begin()
 
     def hand_out(self, microbatch: MicrobatchLike) -> None:
         """Make a micro-batch the current one."""
         self.course.hand_out(microbatch)
         if self.contract.exact:
+            self.buffers.begin()
             self.buffers.see()
+
+    def _watch_buffers(self, microbatch: MicrobatchLike | None) -> None:
+        """Refuse what a forward was seen to write; outside of the loop only what later ones have written."""
+        if self.contract.exact:
+            if microbatch is not None or self.window.loose:
+                self.buffers.check()
+            self.buffers.begin()
+
+    def check_buffers(self, what: str) -> None:
+        """Raise StateError, on all ranks alike, if a buffer holds other values than when the window began."""
+        if self.contract.exact and not self.course.replayed:
+            self.placement.group.agreed(what, self.buffers.check_contents)
 
     def check_drain(self, ask: Callable[[], T]) -> T:
         """Raise, on all ranks alike, if the window cannot be finished: broken, rows not offered, or a changed model.
@@ -251,6 +219,8 @@ class Pending:
             self.window.guard()
             self.course.check_finishable()
             self.slots.check()
+            if self.contract.exact and not self.course.replayed:
+                self.buffers.check_contents()
             return asked
 
         return self.placement.group.agreed(f"the end of the batch{self.course.place()}", checked)
@@ -259,24 +229,27 @@ class Pending:
         """Empty the window of what it held; the batch stays open until it is closed."""
         scales = self.window.scales
         self.window = self.fresh(None if scales is None else scales.after(reduced.largest))
+        self.buffers.forget()
 
     def drop(self) -> None:
         """Drop what the window holds, which therefore teaches no grids; but for those that it could not do without."""
         scales, unfit = self.window.scales, self.window.unfit
-        self.swap(self.fresh(None if scales is None else scales.again() if unfit is None else scales.after(unfit)))
+        if scales is not None:
+            scales = scales.again() if unfit is None else scales.after(unfit, expected=unfit)
+        self.swap(self.fresh(scales))
 
     def judge(self) -> Scales | None:
         """Return the grids with which the batch must be offered again; None if it need not be. Collective if exact.
 
         Raises:
-            StateError: Offered again, its gradients are others, or a forward changed a buffer.
+            StateError: Offered again, its gradients are others.
         """
         scales = self.window.scales
         if scales is None or self.course.replayed:
             return None
         what = f"the end of the loop{self.course.place()}"
-        self.placement.group.agreed(what, self.buffers.check_contents)
-        loose, sizes = agree_sizes(self, what)
+        loose, seen = agree_sizes(self, what)
+        sizes = scales.and_expected(seen)
         unfit = scales.unfit(sizes)
         if unfit is None or loose:  # what is loose cannot be had again: the finish refuses it
             return None
@@ -287,13 +260,13 @@ class Pending:
                 f"{sizes[term][name]:.6g} now, which it was not before: something in it follows neither from the rows "
                 "nor from the seeded generators of torch, numpy and random"
             )
-        return scales.after(sizes)
+        return scales.after(sizes, expected=scales.expected)
 
     def begin_again(self, scales: Scales | None) -> None:
         """Drop what the window holds of the batch, which is offered once more, with new grids if there are any."""
         before = self.window
         again = None if before.scales is None else before.scales.again()
-        self.swap(self.fresh(again if scales is None else scales))
+        self.window = self.fresh(again if scales is None else scales)
         self.window.offer = before.offer + 1
         self.course.rewind()
 
@@ -302,6 +275,7 @@ class Pending:
         if self.window.broken is not None:
             self.taker.drop()  # a backward that failed may have left gradients behind
         self.window = window
+        self.buffers.forget()
 
     def _ready(self) -> MicrobatchLike | None:
         """Check all that can be checked without reading values; nothing is changed."""
@@ -324,6 +298,8 @@ class Pending:
         at = self.course.advance()
         if at is None:
             self.window.loose = True
+            if self.contract.exact:
+                self.buffers.see()
         else:
             self.window.step, self.window.rows_done = at
 

@@ -132,29 +132,6 @@ def agree_sizes(held: Held, what: str) -> tuple[bool, Sizes]:
     return bool(loose), _sizes(keys, ordered)
 
 
-def check_grids(held: Held, reduced: Reduced) -> None:
-    """Raise StateError if a grid cannot hold the gradients that it was given: such sums mean nothing.
-
-    Where the batch cannot be offered again by itself, a reset makes the grids that it needs.
-    """
-    scales = held.window.scales
-    unfit = None if scales is None else scales.unfit(reduced.largest)
-    if scales is None or unfit is None:
-        return
-    term, name = unfit
-    grid = "no grid yet" if scales.of(term, name) is None else "a grid for other magnitudes"
-    told = (
-        f"the largest gradient of parameter {name!r} is {reduced.largest[term][name]:.6g}, and its exact sum has {grid}"
-    )
-    if reduced.loose:
-        held.window.unfit = reduced.largest
-        raise StateError(
-            f"{told}. Micro-batches that do not come from microbatches() cannot be offered again: call reset(), which "
-            "makes the grid for them, and add all of them once more"
-        )
-    raise StateError(f"{told}. microbatches() offers such a batch again: go through its loop to the end")
-
-
 def agree_contract(group: Group, contract: Contract, settings: Mapping[str, object]) -> None:
     """Raise ContractError, on all ranks alike, if ranks made their accumulators of different models or arguments.
 

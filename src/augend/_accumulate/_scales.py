@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from augend._numerics import fits, headroom, scale_of
+from augend._numerics import exceeds, fits, headroom, scale_of
 
 Sizes = Mapping[str, Mapping[str, float]]  # term to parameter to a number
 
@@ -24,9 +24,13 @@ class Scales:
     Args:
         known: Term to parameter to scale.
         max_microbatches: The most addends of a sum.
+        expected: What will come besides the batch, as far as it came before and had to be dropped.
     """
 
-    def __init__(self, known: Mapping[str, Mapping[str, int]], max_microbatches: int) -> None:
+    def __init__(
+        self, known: Mapping[str, Mapping[str, int]], max_microbatches: int, expected: Sizes | None = None
+    ) -> None:
+        self.expected: Sizes = {} if expected is None else expected
         self.known = {term: dict(scales) for term, scales in known.items()}
         self.headroom = headroom(max_microbatches)
         self.max_microbatches = max_microbatches
@@ -69,6 +73,11 @@ class Scales:
                     return term, name
         return None
 
+    def overflows(self, term: str, name: str, size: float) -> bool:
+        """Tell whether a sum has no grid, or cannot hold gradients of this size; larger ones may still come."""
+        scale = self.of(term, name)
+        return size != 0 and math.isfinite(size) and (scale is None or exceeds(size, scale, self.headroom))
+
     def holds(self, term: str, name: str, size: float) -> bool:
         """Tell whether a sum's grid can hold gradients up to this size; none can hold inf or nan."""
         if size == 0 or not math.isfinite(size):
@@ -76,17 +85,25 @@ class Scales:
         scale = self.of(term, name)
         return scale is not None and fits(size, scale, self.headroom)
 
-    def after(self, largest: Sizes) -> Scales:
+    def and_expected(self, largest: Sizes) -> Sizes:
+        """Return the sizes of gradients and of those that are expected besides."""
+        both: dict[str, dict[str, float]] = {}
+        for term, sizes in largest.items():
+            besides = self.expected.get(term, {})
+            both[term] = {name: max(sizes.get(name, 0.0), besides.get(name, 0.0)) for name in {**besides, **sizes}}
+        return both
+
+    def after(self, largest: Sizes, expected: Sizes | None = None) -> Scales:
         """Return the scales for what comes after gradients of this size; those that are not finite teach nothing."""
         known = {term: dict(scales) for term, scales in self.known.items()}
         if all_finite(largest):
             for term, sizes in largest.items():
                 known[term].update({name: scale_of(size, self.headroom) for name, size in sizes.items() if size})
-        return Scales(known, self.max_microbatches)
+        return Scales(known, self.max_microbatches, expected)
 
     def again(self) -> Scales:
         """Return these scales, with nothing seen yet."""
-        return Scales(self.known, self.max_microbatches)
+        return Scales(self.known, self.max_microbatches, self.expected)
 
 
 def in_numbers(ordered: Sequence[int]) -> list[float]:

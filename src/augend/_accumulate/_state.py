@@ -10,7 +10,7 @@ from typing import Final, cast, final
 import torch
 from torch import Tensor
 
-from augend._accumulate._contract import HELD_DTYPES, WORK_DTYPES, Contract, TensorContract, compare_tensors
+from augend._accumulate._contract import DTYPES, Contract, TensorContract, compare_tensors
 from augend._accumulate._exact_state import EXACT_KEYS, read_exact, write_exact
 from augend._accumulate._reduce import Held, Reduced
 from augend._accumulate._window import Window
@@ -78,7 +78,8 @@ def write_state(held: Held, reduced: Reduced) -> dict[str, object]:
         sums[term] = {name: held.placement.spread(name, one) for name, one in copied.items()}
     plain = _plain(held.contract, reduced.microbatches, reduced.moments, sums)
     exact = {} if window.scales is None else write_exact(window.scales.known, reduced, held.fingerprint.now())
-    return {**plain, **exact, "step": window.step, "rows_done": window.rows_done, "loose": reduced.loose}
+    offer = {"offer": window.offer} if window.offer or exact else {}  # of others only where exact ones went along
+    return {**plain, **exact, **offer, "step": window.step, "rows_done": window.rows_done, "loose": reduced.loose}
 
 
 def complete_sums(held: Held, term: str, names: Sequence[str]) -> dict[str, Tensor]:
@@ -123,12 +124,11 @@ def read_state(state: Mapping[str, object], contract: Contract, limit: int) -> t
         ContractError: The saved contract differs from the live one; says in what.
     """
     _check_dtype(state, contract)
-    _check_keys("the state", state, _KEYS | EXACT_KEYS if contract.exact else _KEYS)
+    _check_keys("the state", state, _KEYS | (EXACT_KEYS if contract.exact else {"offer"} & set(state)))
     if state["version"] != STATE_VERSION or isinstance(state["version"], bool):
         raise StateError(f"version must be {STATE_VERSION}; got {state['version']!r}: written by another augend")
     _check_contract(state["contract"], contract)
-    held = HELD_DTYPES[contract.dtype]
-    window = Window(contract.terms, held)
+    window = Window(contract.terms, contract.dtypes)
     window.microbatches = window.rounds = _whole("microbatches", state["microbatches"], limit)
     window.rows_done = _whole("rows_done", state["rows_done"], COUNT_LIMIT)
     if state["step"] is not None:
@@ -142,9 +142,10 @@ def read_state(state: Mapping[str, object], contract: Contract, limit: int) -> t
     for term in contract.terms:
         saved = _moments(term, moments[term])
         window.add_moments({term: saved})
-        window.sums[term] = _sums(term, sums[term], present[term], contract, held)
+        window.sums[term] = _sums(term, sums[term], present[term], contract, window.held)
         window.used[term] = set(window.sums[term])
         _check_counters(term, saved, window)
+    window.offer = _whole("offer", state.get("offer", 0), 1)
     if contract.exact:
         read_exact(state, contract, window)
     return window, _whole("updates", state["updates"], COUNT_LIMIT), state["finished"]
@@ -206,7 +207,7 @@ def _check_dtype(state: Mapping[str, object], live: Contract) -> None:
     """Compare first what decides which fields there are."""
     contract = state.get("contract") if isinstance(state, Mapping) else None
     saved = contract.get("dtype") if isinstance(contract, Mapping) else live.dtype
-    if isinstance(saved, str) and saved != live.dtype and saved in WORK_DTYPES:
+    if isinstance(saved, str) and saved != live.dtype and saved in DTYPES:
         raise ContractError(f"dtype {saved!r} was saved, and the accumulator has {live.dtype!r}")
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from augend._accumulate._scales import Scales, Sizes
 from augend._numerics import COUNT_LIMIT, Moments, add_fixed_, exact_sum
+from augend._placement import Dtypes
 from augend._tally import Tally
 from augend.errors import CounterOverflowError, GradientError, StateError, TallyError
 
@@ -24,13 +25,12 @@ class Window:
 
     Args:
         terms: Names of the loss terms.
-        held: Dtype of the sums.
+        dtypes: Of gradients and of sums.
         scales: The grids of exact sums; None of others.
     """
 
-    def __init__(self, terms: tuple[str, ...], held: torch.dtype, scales: Scales | None = None) -> None:
-        self.terms = terms
-        self.held = held
+    def __init__(self, terms: tuple[str, ...], dtypes: Dtypes, scales: Scales | None = None) -> None:
+        self.work, self.held = dtypes
         self.scales = scales
         self.offer = 0  # how often the batch was offered before
         self.unfit: Sizes | None = None  # what its grids could not hold, of a batch that nobody offers again

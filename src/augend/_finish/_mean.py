@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -27,6 +27,8 @@ from augend._finish._policy import Policy
 from augend._numerics import exact_norm, norm
 from augend.errors import EmptyWindowError, NonFiniteError
 from augend.metrics import Estimate
+
+Check = Callable[[Pending, Reduced], None]
 
 
 @final
@@ -55,10 +57,17 @@ class Mean:
         return self.sums
 
 
-def mean_of(pending: Pending, policy: Policy, what: str, unused: Unused) -> Mean:
+def mean_of(pending: Pending, policy: Policy, what: str, unused: Unused, check: Check = check_grids) -> Mean:
     """Decide what the mean gradient of a window of all ranks is, without changing the window. Collective.
 
     Everything is decided on reduced values, hence alike on all ranks.
+
+    Args:
+        pending: The window, and what belongs to it.
+        policy: What the finish is asked for.
+        what: What this rank waits for, in words.
+        unused: Whether a parameter that some ranks used and others did not is an error.
+        check: Refuses exact sums that mean nothing.
 
     Raises:
         ContractError: A weight is of no term.
@@ -68,7 +77,7 @@ def mean_of(pending: Pending, policy: Policy, what: str, unused: Unused) -> Mean
     """
     weights = policy.weights(pending.contract.terms)
     reduced = reduce_window(pending, what, unused, policy=policy.to_plain())
-    check_grids(pending, reduced)
+    check(pending, reduced)
     moments = reduced.moments
     counts = {term: float(one.count) for term, one in moments.items()}
     divisors = (1.0, 1.0)

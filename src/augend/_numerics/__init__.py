@@ -5,6 +5,7 @@ from augend._numerics._exact_norm import exact_norm
 from augend._numerics._fixed_point import (
     Addend,
     add_fixed_,
+    exceeds,
     fits,
     headroom,
     largest,
@@ -25,6 +26,7 @@ __all__ = [
     "add_fixed_",
     "exact_norm",
     "exact_sum",
+    "exceeds",
     "fits",
     "fixed",
     "fraction",

@@ -16,7 +16,7 @@ from torch import Tensor
 _BITS: Final = 62  # one less than an int64 has, so that no rounding of a limit matters
 _GROWTH_BITS: Final = 12  # how far above the addends that a scale was made of others may be
 _COARSEST: Final = 24  # a grid step is at most this many powers of two below the largest addend: float32's own bits
-_CHUNK: Final = 2**17  # elements converted at a time: 1 MiB of float64, which stays in cache
+_CHUNK: Final = 2**15  # elements converted at a time: 256 KiB of float64, which stay in cache and in a heap
 
 
 def headroom(addends: int) -> int:
@@ -54,7 +54,12 @@ def fits(size: float, scale: int, headroom: int) -> bool:
     """
     if size == 0:
         return True
-    return size <= math.ldexp(1.0, _BITS - headroom - scale) and math.ldexp(1.0, -scale) <= math.ldexp(size, -_COARSEST)
+    return not exceeds(size, scale, headroom) and math.ldexp(1.0, -scale) <= math.ldexp(size, -_COARSEST)
+
+
+def exceeds(size: float, scale: int, headroom: int) -> bool:
+    """Tell whether addends up to this magnitude can overflow."""
+    return size > math.ldexp(1.0, _BITS - headroom - scale)
 
 
 def add_fixed_(total: Tensor, values: Tensor, scale: int) -> None:
