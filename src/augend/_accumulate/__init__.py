@@ -9,6 +9,7 @@ from augend._accumulate._grids import check_grids, check_limits
 from augend._accumulate._offer import offer
 from augend._accumulate._pending import Pending
 from augend._accumulate._reduce import Reduced, Unused, reduce_window
+from augend._accumulate._scales import all_finite
 from augend._accumulate._state import (
     AccumulatorState,
     complete_sums,
@@ -30,6 +31,7 @@ __all__ = [
     "Reduced",
     "Unused",
     "Window",
+    "all_finite",
     "check_grids",
     "check_limits",
     "check_numbers",

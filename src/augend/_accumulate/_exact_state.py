@@ -16,14 +16,15 @@ from augend._accumulate._window import Window
 from augend._placement import local_of
 from augend.errors import StateError
 
-EXACT_KEYS: Final = frozenset({"scales", "largest", "offer", "bits"})
+EXACT_KEYS: Final = frozenset({"scales", "before", "largest", "offer", "bits"})
 _LOWEST, _HIGHEST = -200, 300  # of the scales that float32 gradients can have
 
 
-def write_exact(known: Mapping[str, Mapping[str, int]], reduced: Reduced, bits: Bits) -> dict[str, object]:
+def write_exact(scales: Scales, before: Scales | None, reduced: Reduced, bits: Bits) -> dict[str, object]:
     """Return scales, largest gradients and fingerprint as plain numbers, strings and dictionaries."""
     return {
-        "scales": {term: dict(scales) for term, scales in known.items()},
+        "scales": {term: dict(known) for term, known in scales.known.items()},
+        "before": {term: {} if before is None else dict(before.known[term]) for term in scales.known},
         "largest": {
             term: {name: _write(size) for name, size in sizes.items()} for term, sizes in reduced.largest.items()
         },
@@ -37,11 +38,8 @@ def read_exact(state: Mapping[str, object], contract: Contract, window: Window) 
     Raises:
         StateError: A field is of another type or out of its domain, or names a parameter that is not trained.
     """
-    known = {term: _numbers(state, "scales", term, contract) for term in contract.terms}
-    for term, scales in known.items():
-        for name, scale in scales.items():
-            _whole(f"scales[{term!r}][{name!r}]", scale, _LOWEST, _HIGHEST)
-    window.scales = Scales(cast("Mapping[str, Mapping[str, int]]", known), contract.max_microbatches or 1)
+    window.scales = _scales(state, "scales", contract)
+    window.before = _scales(state, "before", contract) if window.offer else None
     for term in contract.terms:
         for name, size in _numbers(state, "largest", term, contract).items():
             window.scales.see(
@@ -49,6 +47,14 @@ def read_exact(state: Mapping[str, object], contract: Contract, window: Window) 
             )
     _check_measured(window, window.scales)
     read_bits(state["bits"])
+
+
+def _scales(state: Mapping[str, object], field: str, contract: Contract) -> Scales:
+    known = {term: _numbers(state, field, term, contract) for term in contract.terms}
+    for term, scales in known.items():
+        for name, scale in scales.items():
+            _whole(f"{field}[{term!r}][{name!r}]", scale, _LOWEST, _HIGHEST)
+    return Scales(cast("Mapping[str, Mapping[str, int]]", known), contract.max_microbatches or 1)
 
 
 def _check_measured(window: Window, scales: Scales) -> None:

@@ -13,12 +13,12 @@ def check_grids(held: Held, reduced: Reduced) -> None:
     Where the batch cannot be offered again by itself, a reset makes the grids that it needs.
     """
     scales = held.window.scales
-    unfit = None if scales is None else scales.unfit(reduced.largest)
+    unfit = None if scales is None else scales.unfit(reduced.sizes)
     if scales is None or unfit is None:
         return
     told = _unfit(scales, reduced, *unfit)
     if reduced.loose:
-        held.window.unfit = reduced.largest
+        held.window.unfit = reduced.sizes
         raise StateError(
             f"{told}. Micro-batches that do not come from microbatches() cannot be offered again: call reset(), which "
             "makes the grid for them, and add all of them once more"
@@ -31,7 +31,7 @@ def check_limits(held: Held, reduced: Reduced) -> None:
     scales = held.window.scales
     if scales is None:
         return
-    for term, sizes in reduced.largest.items():
+    for term, sizes in reduced.sizes.items():
         for name, size in sizes.items():
             if scales.overflows(term, name, size):
                 raise StateError(

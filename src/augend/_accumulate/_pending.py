@@ -85,6 +85,7 @@ class Pending:
         self.course = Course()
         self.max_microbatches = max_microbatches
         self.window = self.fresh(Scales.none(terms, max_microbatches) if self.contract.exact else None)
+        self._seen: tuple[int, ...] | None = None  # how large gradients were in the pass that was judged last
 
     def backward(self, tallies: Mapping[str, Tally], *, retain_graph: bool) -> None:
         """Differentiate each term's loss sum and keep gradients and rows; of a filler nothing."""
@@ -160,7 +161,7 @@ class Pending:
         """
         mine = self.fresh(window.scales)  # maxima know no ranks
         mine.rounds, mine.rows_done, mine.step, mine.loose = window.rounds, window.rows_done, window.step, window.loose
-        mine.offer = window.offer
+        mine.offer, mine.before, mine.resumed = window.offer, window.before, window.rounds > 0
         if self.placement.group.rank == 0:
             mine.microbatches = window.microbatches
             mine.add_moments(window.moments())
@@ -228,12 +229,12 @@ class Pending:
     def drain(self, reduced: Reduced) -> None:
         """Empty the window of what it held; the batch stays open until it is closed."""
         scales = self.window.scales
-        self.window = self.fresh(None if scales is None else scales.after(reduced.largest))
+        self.window = self.fresh(None if scales is None else scales.after(reduced.sizes))
         self.buffers.forget()
 
     def drop(self) -> None:
         """Drop what the window holds, which therefore teaches no grids; but for those that it could not do without."""
-        scales, unfit = self.window.scales, self.window.unfit
+        scales, unfit = self.window.before or self.window.scales, self.window.unfit
         if scales is not None:
             scales = scales.again() if unfit is None else scales.after(unfit, expected=unfit)
         self.swap(self.fresh(scales))
@@ -247,27 +248,27 @@ class Pending:
         scales = self.window.scales
         if scales is None or self.course.replayed:
             return None
-        what = f"the end of the loop{self.course.place()}"
-        loose, seen = agree_sizes(self, what)
-        sizes = scales.and_expected(seen)
+        pass_ = agree_sizes(self, f"the end of the loop{self.course.place()}")
+        sizes = scales.and_expected(pass_.sizes)
         unfit = scales.unfit(sizes)
-        if unfit is None or loose:  # what is loose cannot be had again: the finish refuses it
-            return None
-        if self.window.offer:
-            term, name = unfit
+        if self.window.offer and (unfit is not None or self.window.seen not in (None, pass_.seen)):
             raise StateError(
-                f"the batch was offered again, and the largest gradient of parameter {name!r} is "
-                f"{sizes[term][name]:.6g} now, which it was not before: something in it follows neither from the rows "
-                "nor from the seeded generators of torch, numpy and random"
+                "the batch was offered again, and its gradients are others than before: something in them follows "
+                "neither from the rows nor from the seeded generators of torch, numpy and random, or is computed in "
+                "another order each time; see torch.use_deterministic_algorithms()"
             )
+        self._seen = None if self.window.resumed else pass_.seen
+        if unfit is None or pass_.loose:  # what is loose cannot be had again: the finish refuses it
+            return None
         return scales.after(sizes, expected=scales.expected)
 
     def begin_again(self, scales: Scales | None) -> None:
         """Drop what the window holds of the batch, which is offered once more, with new grids if there are any."""
-        before = self.window
-        again = None if before.scales is None else before.scales.again()
+        first = self.window
+        again = None if first.scales is None else first.scales.again()
         self.window = self.fresh(again if scales is None else scales)
-        self.window.offer = before.offer + 1
+        self.window.offer, self.window.before = first.offer + 1, again
+        self.window.seen, self._seen = self._seen, None
         self.course.rewind()
 
     def swap(self, window: Window) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from augend._accumulate._bits import Fingerprint
 from augend._accumulate._contract import Contract
-from augend._accumulate._scales import Sizes, in_numbers
+from augend._accumulate._scales import Sizes, deciding, in_numbers
 from augend._accumulate._slots import Slots
 from augend._accumulate._window import Window
 from augend._group import Group
@@ -86,6 +86,11 @@ class Reduced:
     largest: Sizes = field(default_factory=dict)
     scales: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
 
+    @property
+    def sizes(self) -> Sizes:
+        """The largest gradients that decide on grids."""
+        return deciding(self.largest, {term: one.count for term, one in self.moments.items()})
+
 
 def reduce_window(held: Held, what: str, unused: Unused, **alike: object) -> Reduced:
     """Agree on what a window holds, or raise the same error on every rank. Collective; changes no sums.
@@ -120,16 +125,35 @@ def reduce_window(held: Held, what: str, unused: Unused, **alike: object) -> Red
     return Reduced(microbatches, loose, added, present, window.offer, largest, _scales(window, present))
 
 
-def agree_sizes(held: Held, what: str) -> tuple[bool, Sizes]:
-    """Return whether any rank's micro-batches came from elsewhere, and the largest gradients of exact sums. Collective.
+@final
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What all ranks know of a pass through a batch whose sums are exact.
+
+    Args:
+        loose: Whether some micro-batches came from elsewhere.
+        sizes: The largest gradients that decide on grids.
+        seen: Those of all terms, as integers.
+    """
+
+    loose: bool
+    sizes: Sizes
+    seen: tuple[int, ...]
+
+
+def agree_sizes(held: Held, what: str) -> Sizing:
+    """Return how large the gradients of all ranks are. Collective.
 
     Args:
         held: The window, and what belongs to it.
         what: What this rank waits for, in words.
     """
-    keys = _keys(held)
-    loose, *ordered = held.placement.group.maximum(what, [held.window.loose, *_ordered(held.window, keys)])
-    return bool(loose), _sizes(keys, ordered)
+    window, keys = held.window, _keys(held)
+    counted = window.counted()
+    loose, *numbers = held.placement.group.maximum(what, [window.loose, *counted.values(), *_ordered(window, keys)])
+    counts, ordered = numbers[: len(counted)], numbers[len(counted) :]
+    largest = _sizes(keys, ordered)
+    return Sizing(bool(loose), deciding(largest, dict(zip(counted, counts, strict=True))), tuple(ordered))
 
 
 def agree_contract(group: Group, contract: Contract, settings: Mapping[str, object]) -> None:

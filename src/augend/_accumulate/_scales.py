@@ -106,6 +106,13 @@ class Scales:
         return Scales(self.known, self.max_microbatches, self.expected)
 
 
+def deciding(largest: Sizes, counts: Mapping[str, object]) -> Sizes:
+    """Return the sizes of those terms that counted something, whose sums are used; of all if none did."""
+    if not any(counts[term] for term in largest):
+        return largest
+    return {term: sizes if counts[term] else {} for term, sizes in largest.items()}
+
+
 def in_numbers(ordered: Sequence[int]) -> list[float]:
     """Return the numbers that ``Scales.ordered`` wrote as integers: of all ranks, after their maximum."""
     return [float(one) for one in torch.tensor(list(ordered), dtype=torch.int64).view(torch.float64).tolist()]

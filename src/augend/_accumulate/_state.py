@@ -77,7 +77,7 @@ def write_state(held: Held, reduced: Reduced) -> dict[str, object]:
         copied = {name: one.clone() if one is window.sums[term].get(name) else one for name, one in complete.items()}
         sums[term] = {name: held.placement.spread(name, one) for name, one in copied.items()}
     plain = _plain(held.contract, reduced.microbatches, reduced.moments, sums)
-    exact = {} if window.scales is None else write_exact(window.scales.known, reduced, held.fingerprint.now())
+    exact = {} if window.scales is None else write_exact(window.scales, window.before, reduced, held.fingerprint.now())
     offer = {"offer": window.offer} if window.offer or exact else {}  # of others only where exact ones went along
     return {**plain, **exact, **offer, "step": window.step, "rows_done": window.rows_done, "loose": reduced.loose}
 
@@ -173,7 +173,8 @@ def state_of_sums(
     exact: dict[str, object] = {}
     if contract.exact:
         scales = {term: dict(counters.scales.get(term, {})) for term in contract.terms}
-        exact = {"scales": scales, "largest": {term: {} for term in contract.terms}, "offer": 0, "bits": {}}
+        none: dict[str, object] = {term: {} for term in contract.terms}
+        exact = {"scales": scales, "before": none, "largest": none, "offer": 0, "bits": {}}
     return {**plain, **exact, "updates": 0, "finished": None}
 
 

@@ -34,6 +34,9 @@ class Window:
         self.scales = scales
         self.offer = 0  # how often the batch was offered before
         self.unfit: Sizes | None = None  # what its grids could not hold, of a batch that nobody offers again
+        self.before: Scales | None = None  # the grids of the first offer, where this is the second
+        self.resumed = False  # its first micro-batches were made before a load, perhaps of another size
+        self.seen: tuple[int, ...] | None = None  # how large gradients were in the first offer, if that was here
         self.sums: dict[str, dict[str, Tensor]] = {term: {} for term in terms}  # this rank's parts
         self.used: dict[str, set[str]] = {term: set() for term in terms}  # what had a gradient on this rank
         self.microbatches = 0  # of this rank, fillers not counted
@@ -102,6 +105,13 @@ class Window:
         self._tallies[term].append(Tally(tally.total.detach().clone(), count))
         if gradients == 0:
             self._without_gradient[term].append(count)
+
+    def counted(self) -> dict[str, bool]:
+        """Tell of each term whether anything was counted on this rank. Waits for the device."""
+        return {
+            term: bool(self._moments[term].count) or any(bool((one.count != 0).any()) for one in tallies)
+            for term, tallies in self._tallies.items()
+        }
 
     def add_count(self, term: str, count: Fraction) -> None:
         """Count items whose gradients were made elsewhere and whose total nobody knows."""

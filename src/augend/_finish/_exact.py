@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from augend._accumulate import Pending, Reduced, check_grids, complete_sums
+from augend._accumulate import Pending, Reduced, all_finite, check_grids, complete_sums
 from augend._numerics import Addend, mean_of_fixed
 from augend.errors import NonFiniteError
 
@@ -22,6 +22,7 @@ def exact_means(
     not hold in such a batch, which is not offered again.
     """
     loss_scale, scales = pending.contract.loss_scale, pending.window.scales
+    finite = all_finite(reduced.sizes)
     addends: dict[str, list[Addend]] = {}
     broken = set()
     for term, names in reduced.present.items():
@@ -29,7 +30,8 @@ def exact_means(
             if counts[term]:
                 scale = reduced.scales[term][name] or 0  # without one all gradients were zero, and so is the sum
                 addends.setdefault(name, []).append(Addend(total, scale, loss_scale * counts[term], weights[term]))
-                if scales is not None and not scales.holds(term, name, reduced.largest[term].get(name, 0.0)):
+                size = reduced.largest[term].get(name, 0.0)
+                if not finite and scales is not None and not scales.holds(term, name, size):
                     broken.add(name)
             else:
                 addends.setdefault(name, []).append(Addend(torch.zeros_like(total), 0, 1.0, 1.0))
@@ -45,7 +47,7 @@ def check_sums(pending: Pending, reduced: Reduced) -> None:
         NonFiniteError: They were given an inf or a nan, which they cannot hold. The window cannot go on.
     """
     check_grids(pending, reduced)
-    for term, sizes in reduced.largest.items():
+    for term, sizes in reduced.sizes.items():
         for name, size in sizes.items():
             if not math.isfinite(size):
                 pending.window.broken = f"the gradient of parameter {name!r} of term {term!r} holds an inf or a nan"

@@ -178,7 +178,7 @@ def _non_finite(mean: Mean, pending: Pending, what: str) -> str | None:
     """Say where the first inf or nan is, or None; the same on all ranks."""
     if not math.isfinite(mean.norm):
         for name in mean.sums:  # exact sums know it; others that their grids could not hold are nan too
-            if not all(math.isfinite(sizes.get(name, 0.0)) for sizes in mean.reduced.largest.values()):
+            if not all(math.isfinite(sizes.get(name, 0.0)) for sizes in mean.reduced.sizes.values()):
                 return f"the gradient of parameter {name!r} holds an inf or a nan"
         here = [not bool(torch.isfinite(tensor).all()) for tensor in mean.sums.values()]
         anywhere = pending.placement.group.maximum(what, here)
