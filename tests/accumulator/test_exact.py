@@ -92,6 +92,52 @@ def test_while_measuring_nothing_is_added() -> None:
     assert (1, 1.0) == (grads.state.count, grads.norm())
 
 
+def test_the_norm_can_be_looked_at_in_mid_batch() -> None:
+    """What came so far may be small on the batch's grid, as larger gradients may come; what is beyond it is no norm."""
+    usual = gradients(1.0)
+    grads, model = made(usual)
+    feed(grads, model, Dealt(one_row(usual)))
+    grads.finish()
+    loop = grads.microbatches(Dealt(one_row(gradients(2.0**-12, 1.0, 1e9)), step=1))
+    for expected in (2.0**-12, (1 + 2.0**-12) / 2):
+        grads.backward(tally_of(model, next(loop)))
+        assert expected == grads.norm()
+    grads.backward(tally_of(model, next(loop)))
+    with pytest.raises(StateError, match="'held.a'"):
+        grads.norm()
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-3, 1e3])
+def test_what_belongs_to_no_row_may_come_after_the_loop(size: float) -> None:
+    """A gradient added behind the loop of every batch, smaller or larger: summed on the same grid, never refused."""
+    parts = gradients(1.0, -0.5)
+    grads, model = made(parts)
+    offers = []
+    for step in range(3):
+        feed(grads, model, Dealt(one_row(parts), step=step))
+        (before,) = named(grads.pending)["a"].tolist()
+        k = scales(grads)["a"]
+        grads.add({"held.a": torch.tensor([size])}, 0)
+        assert [before + reference.rounded_to(k, float(np.float32(size)))] == named(grads.pending)["a"].tolist()
+        offers.append(grads.finish().offers)
+    assert [2, 1, 1] == offers
+
+
+def test_what_comes_after_the_loop_and_does_not_fit_is_refused_once() -> None:
+    """One a million times larger is refused, as nobody can offer it again; after a reset there is room for it."""
+    parts = gradients(1.0, -0.5)
+    grads, model = made(parts)
+    batch = Dealt(one_row(parts))
+    for attempt in range(2):
+        feed(grads, model, batch)
+        grads.add({"held.a": torch.tensor([1e6])}, 0)
+        if attempt == 0:
+            with pytest.raises(StateError, match=r"'held.a' is 1e\+06.*reset\(\)"):
+                grads.finish()
+            grads.reset()
+    assert (1e6 + 0.5) / 2 == grads.finish().norm
+
+
 @pytest.mark.parametrize("spike", [0, 2, 3])
 def test_a_spike_is_offered_again(spike: int) -> None:
     """One micro-batch 10^6 times as large as the batch before: offered again, the same bits as exact sums have."""
@@ -164,24 +210,30 @@ def test_zeros_first_are_a_batch_too() -> None:
 
 
 def test_a_tensor_without_a_grid_takes_the_coarsest() -> None:
-    """What was zero so far is summed on the coarsest grid known, without an offer more, if that serves it."""
-    first, second = pair((4.0, 0.0), (1.0, 0.0)), pair((4.0, 0.3), (1.0, -0.1))
+    """What was zero so far is summed on the coarsest grid of its term, without an offer more, if that serves it."""
+
+    def batch(*rows: tuple[float, float, float]) -> list[Part]:
+        return [{name: torch.tensor([x]) for name, x in zip("abc", row, strict=True)} for row in rows]
+
+    first = batch((4.0, 1e-6, 0.0), (1.0, 0.0, 0.0))
     grads, model = made(first)
     twin = reference.ExactTwin()
     check_batch(grads, model, first, twin, one(batches(first)))
-    assert {"a": 31} == scales(grads)
+    known = {"a": 31, "b": 34 + 19}
+    assert known == scales(grads)
+    state = grads.state_dict()
+    second = batch((4.0, 1e-6, 0.3), (1.0, 0.0, -0.1))
     feed(grads, model, one(batches(second)))
-    assert [reference.rounded_to(31, float(np.float32(0.3))) + reference.rounded_to(31, float(np.float32(-0.1)))] == (
-        named(grads.pending)["b"].tolist()
-    )
+    expected = sum(reference.rounded_to(31, part["c"].double().item()) for part in second)
+    assert [expected] == named(grads.pending)["c"].tolist()
     grads.reset()
     assert 1 == check_batch(grads, model, second, twin, one(batches(second))).offers
-    assert {"a": 31, "b": 35} == scales(grads)
-    third = pair((4.0, 2.0**-12), (1.0, 0.0))
-    grads, model = made(first)
+    assert known | {"c": 35} == scales(grads)
+    grads.load_state_dict(state)
     twin = reference.ExactTwin()
-    check_batch(grads, model, first, twin, one(batches(first)))
-    assert 2 == check_batch(grads, model, third, twin, one(batches(third))).offers  # too fine for that grid
+    twin.scales = known
+    third = batch((4.0, 1e-6, 2.0**-12), (1.0, 0.0, 0.0))  # too fine for that grid
+    assert 2 == check_batch(grads, model, third, twin, one(batches(third))).offers
 
 
 class Experts(torch.nn.Module):
@@ -396,6 +448,20 @@ def test_two_exact_members_with_different_needs() -> None:
     assert expected == found
 
 
+def test_a_member_that_is_not_finite_goes_along() -> None:
+    """One member's nan asks for no offer; the other, which needs one, gets it, and the nan is still the policy's."""
+    parts = pair((1.0, 1.0), (1e7, math.nan))
+    (a, first), (b, second) = made(gradients(1.0)), made(gradients(1.0))
+    for step, batch in enumerate((pair((1.0, 1.0), (0.5, 0.5)), parts)):
+        for microbatch in a.microbatches(Dealt(one_row(batch), step=step), together=[b]):
+            a.backward(tally_of(first, microbatch))
+            b.backward(tally_of(second, {"a": microbatch["b"]}))
+        done = a.finish(), b.finish(nonfinite="skip")
+    assert [(2, False), (2, True)] == [(one.offers, one.skipped) for one in done]
+    assert (1e7 + 1) / 2 == first.held["a"].grad.item()
+    assert {"a": 33} == scales(b)
+
+
 @pytest.mark.parametrize("power", [16, -16, 3])
 def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(power: int) -> None:
     """Loss scales of 2^16, 2^-16 and 8: means, norms and offers are those without, bit for bit."""
@@ -483,6 +549,10 @@ def test_more_microbatches_than_there_is_head_room_for_are_refused() -> None:
     assert 2**20 == augend.Accumulator(model, dtype="exact", max_microbatches=2**20).contract.max_microbatches
     assert 65_536 == augend.Accumulator(model, dtype="exact").contract.max_microbatches
     assert augend.Accumulator(model).contract.max_microbatches is None
+    parts = gradients(1.0, 1.0, 1.0)
+    grads, model = made(parts, max_microbatches=2)
+    with pytest.raises(StateError, match="holds 2 micro-batches, which is max_microbatches"):
+        feed(grads, model, Dealt(one_row(parts)))
 
 
 @pytest.mark.parametrize("most", [1, 3, 1000, 2**20])
@@ -513,7 +583,7 @@ def test_add_in_the_loop_is_as_good_as_a_backward() -> None:
     assert 2 == len(expected)
 
 
-@pytest.mark.parametrize("ending", ["finish", "finish_mean", "finish_sums", "norm", "step"])
+@pytest.mark.parametrize("ending", ["finish", "finish_mean", "finish_sums", "step"])
 def test_add_alone_cannot_be_offered_again(ending: str) -> None:
     """Outside of microbatches() nobody can offer a batch again: refused by name, and right after a reset."""
     parts = gradients(1.0, -3.0)
@@ -525,7 +595,9 @@ def test_add_alone_cannot_be_offered_again(ending: str) -> None:
             grads.add({"held.a": part["a"]}, 1)
 
     add()
-    with pytest.raises(StateError, match=r"parameter 'held.a' is 3, and its exact sum has no grid yet.*reset\(\)"):
+    with pytest.raises(StateError, match="'held.a' is 3, and its exact sum has no grid yet"):
+        grads.norm()  # which is not asked to go on
+    with pytest.raises(StateError, match=r"'held.a' is 3, and its exact sum has no grid yet.*call reset\(\)"):
         calls.get(ending, getattr(grads, ending, None))()
     grads.reset()
     add()
@@ -566,7 +638,7 @@ def test_a_model_that_is_not_deterministic_is_found() -> None:
     def drifting(net: torch.nn.Module, part: Part) -> augend.Tally:
         return augend.Tally(net(part) * 1e4 ** next(calls), torch.ones(1, dtype=torch.int64))
 
-    with pytest.raises(StateError, match=r"'held.a' is 1e\+12 now, which it was not before"):
+    with pytest.raises(StateError, match="offered again, and its gradients are others than before"):
         feed(grads, model, Dealt(one_row(parts)), drifting)
     grads.reset()
     feed(grads, model, Dealt(one_row(parts)))
@@ -607,6 +679,7 @@ def test_a_buffer_that_a_forward_changes_is_refused_by_name(how: str, name: str)
     grads = augend.Accumulator(model, dtype="exact")
     with pytest.raises(StateError, match=f"buffer '{name}' was changed by a forward"):
         feed(grads, model, Dealt(parts), loss)
+        grads.finish()  # what is written unseen is found by its values, at the end
     model = Counting("not at all")
     grads = augend.Accumulator(model, dtype="exact")
     for step in range(2):
@@ -665,12 +738,7 @@ def test_a_loop_that_was_left_goes_on(stop: int, reset: bool) -> None:
     done = grads.finish()
     twin = reference.ExactTwin().batch(lists(parts), 3)
     assert (twin.norm, twin.means["a"]) == (done.norm, model.held["a"].grad.tolist())
-    if reset and stop < 4:
-        assert ([0] * 3 + [1] * 3, 2) == (offers, done.offers)
-    elif reset:  # the grids were made already
-        assert ([0] * 3, 1) == (offers, done.offers)
-    else:
-        assert (([0] * 3 + [1] * 3)[stop:], 2) == (offers, done.offers)
+    assert (([0] * 3 + [1] * 3)[0 if reset else stop :], 2) == (offers, done.offers)
 
 
 @pytest.mark.parametrize("stop", [1, 4])
@@ -737,6 +805,33 @@ def test_random_state_is_the_same_in_both_offers() -> None:
     assert 6 == len(drawn)
     assert drawn[:3] == drawn[3:]
     assert 3 == len(set(drawn))
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Rows with noise of their own, drawn where they are fetched."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        return {"a": torch.tensor([float(row)]) + torch.rand(1)}
+
+
+def test_rows_are_fetched_again_as_they_were() -> None:
+    """Augmented rows, fetched here or ahead of time by a worker, are the same in both offers, and so is the run."""
+    outcomes = []
+    for workers in ({}, {"num_workers": 1, "prefetch_factor": 2}):
+        model = carried({"a": torch.zeros(1)})
+        grads = augend.Accumulator(model, dtype="exact")
+        seen: list[tuple[int, int, float]] = []
+        for batch in augend.Batches(Noisy(), batch_size=4, microbatch_size=2, seed=1, epochs=1, **workers):
+            for microbatch in grads.microbatches(batch):
+                seen.append((batch.step, microbatch.offer, microbatch["a"].sum().item()))
+                grads.backward(tally_of(model, microbatch))
+            seen.append((batch.step, -1, grads.finish().norm))
+        assert [total for *_, total in seen[:2]] == [total for *_, total in seen[2:4]]
+        outcomes.append(seen)
+    assert outcomes[0] == outcomes[1]
 
 
 def test_metrics_count_the_later_offer() -> None:
@@ -849,6 +944,23 @@ def test_an_empty_batch_follows_its_policy() -> None:
         done = grads.finish(empty=empty)
         assert (0, 2, empty == "skip") == (done.count, done.offers, done.skipped)
         assert expected == (None if model.held["a"].grad is None else model.held["a"].grad.tolist())
+
+
+@pytest.mark.parametrize("left", [1e30, math.nan])
+def test_an_empty_term_beside_a_full_one_is_zero(left: float) -> None:
+    """A term that counted nothing adds exact zeros to the mean, whatever gradients its masked rows left behind."""
+    parts = gradients(1.0, -0.3)
+    model = carried(parts[0])
+    grads = augend.Accumulator(model, dtype="exact", terms=("main", "rare"))
+    for step in range(2):
+        for microbatch in grads.microbatches(Dealt(one_row(parts), step=step)):
+            rare = augend.Tally(model(microbatch) * left, torch.zeros(1, dtype=torch.int64))
+            grads.backward({"main": tally_of(model, microbatch), "rare": rare})
+        done = grads.finish(nonfinite="allow", term_weights={"rare": 5.0})
+        assert math.isnan(done.losses["rare"].value)
+    exact = sum(part["a"].double().item() for part in parts) / 2
+    assert float(np.float32(exact)) == model.held["a"].grad.item()
+    assert done.norm == abs(model.held["a"].grad.item())
 
 
 def test_a_wrong_gradient_is_refused_as_in_float32() -> None:

@@ -18,9 +18,11 @@ from torch import Tensor
 
 import augend
 import reference
+from augend._accumulate._bits import machine_bits
 from augend.errors import ContractError, StateError
 from models import fingerprint, rows, tally, terms_of, tower
 
+CPU = torch.device("cpu")
 ROWS, BATCH, MICRO = 21, 8, 3  # three batches, the last of 5 rows; micro-batches of 3, 3, 2
 
 
@@ -176,9 +178,59 @@ def test_a_reset_after_a_resume_starts_the_batch_anew() -> None:
         other.grads.reset()
         plain = json.loads(other.save()["plain"])
         assert (0, 0, {"loss": {}}) == (plain["offer"], plain["microbatches"], plain["largest"])
-        weights, log = finished(other)
-        assert expected[0] == weights
-        assert [one.replace("offers=1", "offers=2") for one in log] == expected[1]  # grids that it had are kept
+        assert expected == finished(other)
+
+
+class Two:
+    """An exact and a float32 accumulator in one loop, each over a model of its own, and their checkpoint by hand."""
+
+    def __init__(self, dtypes: tuple[str, str]) -> None:
+        torch.manual_seed(1)
+        self.models = [Net(), Net()]
+        self.members = [augend.Accumulator(net, dtype=one) for net, one in zip(self.models, dtypes, strict=True)]
+        self.data = augend.Batches(source(), batch_size=BATCH, microbatch_size=MICRO, seed=5, epochs=1, shuffle=False)
+        for member in self.members:
+            self.data.register(member)
+        self.log: list[str] = []
+
+    def moments(self) -> Iterator[None]:
+        first, second = self.members
+        for batch in self.data:
+            for microbatch in first.microbatches(batch, together=[second]):
+                for member, net in zip(self.members, self.models, strict=True):
+                    member.backward(loss(net, microbatch))
+                yield
+            for member, net in zip(self.members, self.models, strict=True):
+                done = member.step(torch.optim.SGD(net.parameters(), lr=1e-3), max_norm=1.0)
+                self.log.append(repr(done))
+
+    def resumed(self) -> Two:
+        other = Two((self.members[0].contract.dtype, self.members[1].contract.dtype))
+        for net, saved in zip(other.models, self.models, strict=True):
+            net.load_state_dict(copy.deepcopy(saved.state_dict()))
+        other.data.load_state_dict(self.data.state_dict())
+        for member, saved in zip(other.members, self.members, strict=True):
+            member.load_state_dict(through_json(saved.state_dict()))
+        other.log = list(self.log)
+        return other
+
+    def outcome(self) -> tuple[str, list[str]]:
+        return reference.digest([net.state_dict() for net in self.models]), self.log
+
+
+@pytest.mark.parametrize("dtypes", [("exact", "float32"), ("float32", "exact"), ("exact", "exact")])
+def test_members_of_one_loop_are_resumed_together(dtypes: tuple[str, str]) -> None:
+    """Saved in either offer or between them, both are loaded and end with the bits and records of no resume."""
+    whole = Two(dtypes)
+    assert 2 * (3 + 3 + 2) == sum(1 for _ in whole.moments())
+    for stop in (1, 3, 4, 6, 9, 10):  # of the second batch, too, an offer is pending after the third
+        job = Two(dtypes)
+        for _ in zip(range(stop), job.moments(), strict=False):
+            pass
+        other = job.resumed()
+        for _ in other.moments():
+            pass
+        assert whole.outcome() == other.outcome(), stop
 
 
 def test_a_batch_that_is_not_finite_is_remembered_as_such() -> None:
@@ -248,7 +300,7 @@ def test_a_state_holds_whole_numbers_and_what_they_mean() -> None:
     assert dict(grads.bits) == state["bits"]
     plain = {name: value for name, value in state.items() if name != "sums"}
     assert plain == json.loads(json.dumps(plain, allow_nan=False))
-    assert not {"scales", "largest", "offer", "bits"} & augend.Accumulator(tower()).state_dict().keys()
+    assert not {"scales", "before", "largest", "offer", "bits"} & augend.Accumulator(tower()).state_dict().keys()
 
 
 def test_a_saved_state_is_a_copy() -> None:
@@ -307,6 +359,18 @@ BAD = {
     "no number for a scale": (changed(f"scales/loss/{H}", None), StateError, f"scales['loss']['{H}'] must be a whole"),
     "scale too fine": (changed(f"scales/loss/{H}", 10**6), StateError, f"scales['loss']['{H}'] must be a whole"),
     "scale too coarse": (changed(f"scales/loss/{H}", -(10**6)), StateError, f"scales['loss']['{H}'] must be a whole"),
+    "no scales before": (without("before"), StateError, "the state lacks 'before'"),
+    "scales before as a list": (both(changed("offer", 1), changed("before", [])), StateError, "before must be a dict"),
+    "scale before as a float": (
+        both(changed("offer", 1), changed(f"before/loss/{H}", 30.0)),
+        StateError,
+        f"before['loss']['{H}'] must be a whole number",
+    ),
+    "scale before of an unknown tensor": (
+        both(changed("offer", 1), changed("before/loss/x", 30)),
+        StateError,
+        "before['loss'] names 'x'",
+    ),
     "no largest": (without("largest"), StateError, "the state lacks 'largest'"),
     "largest text": (changed("largest", "1"), StateError, "largest must be a dictionary"),
     "largest of no term": (without("largest/loss"), StateError, "largest"),
@@ -338,6 +402,11 @@ BAD = {
     "other dtype": (changed("contract/dtype", "float32"), ContractError, "dtype 'float32' was saved"),
     "no dtype": (changed("contract/dtype", "int64"), ContractError, "dtype 'int64' was saved"),
     "dtype list": (changed("contract/dtype", ["exact"]), ContractError, "dtype ['exact'] was saved"),
+    "sums on no grid": (
+        both(changed("scales/loss", {}), changed("largest/loss", {})),
+        StateError,
+        "is not zero, and no scale of term 'loss' is known",
+    ),
     "floating sums": (changed(f"sums/loss/{H}", torch.zeros(3, 4)), StateError, f"sums['loss']['{H}'] must be torch.i"),
     "short sums": (changed(f"sums/loss/{H}", torch.zeros(3, 4, dtype=torch.int32)), StateError, "must be torch.int64"),
     "sums of another shape": (changed(f"sums/loss/{H}", torch.zeros(2, 2, dtype=torch.int64)), StateError, "[3, 4]"),
@@ -471,7 +540,7 @@ def test_every_part_of_the_fingerprint_is_compared_and_named() -> None:
     """What a run depends on is told by name, several at once; what only one side knows is not compared."""
     grads, _ = filled()
     state = through_json(grads.state_dict())
-    least = {"torch", "build", "device", "instructions", "threads", "deterministic", "matmul_precision"}
+    least = {"torch", "build", "device", "instructions", "threads", "deterministic", "precision", "subnormals"}
     assert least <= set(grads.bits)
     assert (torch.__version__, "cpu") == (grads.bits["torch"], grads.bits["device"])
     for name, value in grads.bits.items():
@@ -490,20 +559,32 @@ def test_every_part_of_the_fingerprint_is_compared_and_named() -> None:
 
 
 def test_switches_of_torch_are_in_the_fingerprint() -> None:
-    """Deterministic algorithms and the precision of products are recorded as they are now."""
+    """Deterministic algorithms, the precision of products and subnormal numbers are recorded as they are now."""
     grads, _ = filled()
     before = dict(grads.bits)
     torch.use_deterministic_algorithms(mode=False)
-    torch.set_float32_matmul_precision("medium")
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    flushes = torch.set_flush_denormal(True)
     try:
         now = dict(grads.bits)
     finally:
         torch.use_deterministic_algorithms(mode=True)
-        torch.set_float32_matmul_precision("highest")
-    assert {"deterministic": (True, False), "matmul_precision": ("highest", "medium")} == {
-        name: (value, now[name]) for name, value in before.items() if value != now[name]
-    }
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+        torch.set_flush_denormal(False)
+    switched = {"deterministic", "precision", *(["subnormals"] if flushes else [])}
+    assert switched == {name for name, value in before.items() if value != now[name]}
     assert before == dict(grads.bits)
+    assert (True, True) == (before["deterministic"], before["subnormals"])
+
+
+def test_on_a_gpu_its_kind_and_libraries_are_in_the_fingerprint(monkeypatch) -> None:
+    """What decides how a GPU rounds is recorded where the parameters are on one, and JSON keeps all of it."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    bits = machine_bits(torch.device("cuda"))
+    assert ("cuda", "a GPU") == (bits["device"], bits["accelerator"])
+    assert {"cuda", "cudnn", "cudnn_benchmark", "cudnn_deterministic"} <= bits.keys() - machine_bits(CPU).keys()
+    assert bits == json.loads(json.dumps(bits))
+    assert all(isinstance(value, str | int | bool) for value in bits.values())
 
 
 @pytest.mark.parametrize("other_bits", ["warn", "error"])
@@ -532,6 +613,20 @@ def test_another_microbatch_size_is_told_when_its_batch_is_entered(other_bits: s
     other.grads.step(other.optimizer)
     assert 2 == other.grads.bits["microbatch_size"]
     next(other.grads.microbatches(next(iter(other.data))))
+
+
+def test_the_size_that_counts_is_that_of_the_batch_to_come() -> None:
+    """An accumulator that went through micro-batches of another size before its load goes on without a word."""
+    expected = finished(Job())
+    job = Job()
+    for _ in zip(range(2), job.moments(), strict=False):
+        pass
+    used = Job(size=2)
+    for _ in zip(range(3), used.moments(), strict=False):
+        pass
+    used.data = Job().data
+    used.load(job.save())
+    assert expected == finished(used)
 
 
 def test_the_size_survives_a_load_that_enters_no_batch() -> None:
