@@ -71,8 +71,10 @@ def two_alone(how: str) -> list[list[tuple[str, float, int]]]:
     return train_two("alone", ("exact", "exact"), how)
 
 
-@pytest.mark.parametrize("how", ["together", "in turn"])
-@pytest.mark.parametrize("place", ["fsdp", "hsdp of 2 replicas", "replicated"])
+@pytest.mark.parametrize(
+    ("place", "how"),
+    [("fsdp", "together"), ("fsdp", "in turn"), ("hsdp of 2 replicas", "together"), ("replicated", "in turn")],
+)
 def test_two_accumulators_of_one_model_keep_to_themselves(ranks2: Ranks, place: str, how: str) -> None:
     """Two exact ones have one process's bits; beside an exact one a float32 one has the bits of one beside a float32.
 
