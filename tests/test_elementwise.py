@@ -486,3 +486,24 @@ def test_the_key_tells_what_a_proof_holds_for() -> None:
     optimizers[0].step()
     assert keys[0] == proof_key(optimizers[0])
     assert len({hash(key) for key in keys}) > 1
+
+
+class Sized(HomeMade):
+    """Treats a tensor otherwise from a size on: as states in 8 bits with one scale a block, or rules by rows."""
+
+    def __init__(self, params: Any, large: Callable[[torch.Tensor], bool]) -> None:
+        super().__init__(params, lambda gradient: gradient * (2.0 if large(gradient) else 1.0))
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        lambda gradient: gradient.numel() >= 4096 and gradient.numel() % 256 == 0,
+        lambda gradient: gradient.shape[0] >= 1000,
+    ],
+    ids=["blocks", "rows"],
+)
+def test_rules_that_begin_with_a_size_are_caught(large: Callable[[torch.Tensor], bool]) -> None:
+    """What a small trial cannot show is tried on many elements too."""
+    trained = parameters()
+    assert "differs in" in refusal(Sized(trained.values(), large), trained)

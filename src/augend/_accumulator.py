@@ -18,7 +18,6 @@ from augend._accumulate import (
     DTYPES,
     AccumulatorState,
     BatchLike,
-    Bits,
     Contract,
     MicrobatchLike,
     Pending,
@@ -29,7 +28,6 @@ from augend._accumulate import (
     check_words,
     complete_sums,
     offer,
-    read_bits,
     read_state,
     reduce_window,
     state_of_sums,
@@ -103,9 +101,10 @@ class Accumulator:
         ``|error| <= γ(k) · Σ|gᵢ| / N`` with k = micro-batches + ranks + 3, γ(k) = k·u / (1 - k·u), u = 2⁻²⁴ in float32
         and 2⁻⁵³ in float64 (Higham 2002, §4.2). With several terms k = micro-batches + ranks + terms + 6.
 
-        With exact sums ``|error| <= micro-batches · s / (2 · N) + (2⁻²⁴ + 2⁻⁵¹) · |mean|``, s the grid's step: a power
-        of two of at most 2⁻²⁴ of the largest element that the parameter's gradients had in the batch, and of 2⁻³³ or
-        less where that did not shrink since the batch before. With several terms the errors of the terms' means add up.
+        With exact sums ``|error| <= micro-batches · s / (2 · N · loss_scale) + (2⁻²⁴ + 2⁻⁵¹) · |mean|``, s the grid's
+        step: a power of two of at most 2⁻²⁴ of the largest element that the parameter's (scaled) gradients had in the
+        batch, and, for up to 65,536 micro-batches, of 2⁻³³ or less where that did not shrink since the batch before.
+        With several terms the errors of the terms' means add up.
         Clipping multiplies by one more factor of 1 ± 2⁻²³. The norm is correctly rounded.
 
     Example:
@@ -168,7 +167,8 @@ class Accumulator:
 
         With exact sums the whole batch is offered once more, as ``offer`` 1 with the same random state, where grids
         must first be made for its gradients: in the first batch of a training, and where a parameter's largest
-        gradient has grown by more than 2^12 or shrunk by more than about 2^10 since the batch before.
+        gradient has grown by more than 2^12 or shrunk by more than about 2^10 since the batch before (for up to 65,536
+        micro-batches; by less where ``max_microbatches`` is larger).
 
         Collective: every rank runs the loop's body for each micro-batch that it is offered.
 
@@ -220,8 +220,9 @@ class Accumulator:
 
         Args:
             gradients: Name to gradient of ``loss_scale`` times a loss SUM, shaped like the parameter and of any real
-                floating dtype; copied. A plain one is this rank's own. A DTensor must be given on every rank of its
-                mesh; along an axis of replicas each rank's copy counts. With several terms, term to such a mapping.
+                floating dtype; copied, and for exact sums rounded to float32 first. A plain one is this rank's own. A
+                DTensor must be given on every rank of its mesh; along an axis of replicas each rank's copy counts.
+                With several terms, term to such a mapping.
             count: The items (a whole number) or the weight that they cover; with several terms, one for each.
             summed: The gradients, and the count, are already summed over ranks: the same on each.
 
@@ -523,15 +524,15 @@ class Accumulator:
         """
         pending = self._pending
 
-        def read() -> tuple[Window, int, Finished | None, Bits]:
+        def read() -> tuple[Window, int, Finished | None]:
             pending.slots.check()
             window, updates, last = read_state(state, self.contract, pending.max_microbatches)
-            bits = read_bits(state["bits"]) if self.contract.exact else {}
-            pending.fingerprint.compare(bits)
-            return window, updates, None if last is None else Finished.from_plain(last, self.contract.terms), bits
+            return window, updates, None if last is None else Finished.from_plain(last, self.contract.terms)
 
-        saved, updates, finished, bits = pending.placement.group.agreed("a load", read)
+        saved, updates, finished = pending.placement.group.agreed("a load", read)
         pending.check_alike("a load", state)
+        bits = pending.placement.group.agreed("a load", lambda: pending.compare_bits(state))
+        pending.fingerprint.tell()
         window = pending.held(saved)
 
         def commit() -> None:

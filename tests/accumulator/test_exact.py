@@ -677,7 +677,7 @@ def test_a_buffer_that_a_forward_changes_is_refused_by_name(how: str, name: str)
     loss = lambda net, part: augend.Tally(net(part["x"]), torch.ones(1, dtype=torch.int64))  # noqa: E731  as a user's
     model = Counting(how)
     grads = augend.Accumulator(model, dtype="exact")
-    with pytest.raises(StateError, match=f"buffer '{name}' was changed by a forward"):
+    with pytest.raises(StateError, match=f"buffer '{name}' was changed while a batch was worked through"):
         feed(grads, model, Dealt(parts), loss)
         grads.finish()  # what is written unseen is found by its values, at the end
     model = Counting("not at all")
@@ -1089,3 +1089,37 @@ def test_terms_in_a_network_have_the_same_bits_in_any_order() -> None:
             log = repr(grads.step(optimizer, max_norm=0.3, term_weights={"size": 0.1}))
         outcomes.add(reference.digest(dict(model.named_parameters()), log))
     assert 1 == len(outcomes)
+
+
+def test_a_member_that_is_closed_cannot_go_along_again() -> None:
+    """Two went through a batch, one finished it, and after a load the other needs it again: it must go alone."""
+    rows = {"x": torch.tensor([[1.0], [-0.5]])}
+
+    def job() -> tuple[augend.Batches, list[augend.Accumulator], list[torch.nn.Module]]:
+        models = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
+        kinds = ("float32", "exact")
+        members = [augend.Accumulator(one, dtype=kind) for one, kind in zip(models, kinds, strict=True)]
+        data = augend.Batches(rows, batch_size=2, microbatch_size=1, shuffle=False)
+        for one in members:
+            data.register(one)
+        return data, members, models
+
+    def add(members: list[augend.Accumulator], models: list[torch.nn.Module], part: Part) -> None:
+        for one, model in zip(members, models, strict=True):
+            one.backward(augend.Tally(model(part["x"]).sum(dim=1), torch.ones(1, dtype=torch.int64)))
+
+    data, members, models = job()
+    loop = members[0].microbatches(next(iter(data)), together=members[1:])
+    for _ in range(2):  # and the loop is left before it can offer again
+        add(members, models, next(loop))
+    members[0].finish()
+    states = [one.state_dict() for one in (data, *members)]
+    data, members, models = job()
+    for one, state in zip((data, *members), states, strict=True):
+        one.load_state_dict(state)
+    batch = next(iter(data))
+    with pytest.raises(StateError, match="go through it with those alone that have not"):
+        next(members[0].microbatches(batch, together=members[1:]))
+    for part in members[1].microbatches(batch):
+        add(members[1:], models[1:], part)
+    assert 2 == members[1].finish().offers

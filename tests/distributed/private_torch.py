@@ -8,6 +8,8 @@ from placed import mesh
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+import augend
+
 SWITCHES = {
     "gradient_divide_factor": 1.0,
     "force_sum_reduction_for_comms": True,
@@ -95,6 +97,18 @@ def scatter(shape: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor], list[in
     module().backward()
     (group,) = module._get_fsdp_state()._fsdp_param_groups
     assert group.mesh_info.shard_mesh_size == shape[-1]
+    assert group._reduce_scatter_comm is comm
     trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
     widths = [one.padded_sharded_param_size.numel() for one in trained]
     return comm.inputs, [one.sharded_param.grad.to_local() for one in trained], widths
+
+
+def kept() -> tuple[bool, int]:
+    """Return whether a user's own reduce-scatter is there after an exact backward, and how often it was called."""
+    module = shard((2,))
+    comm = Recorder()
+    module.set_custom_reduce_scatter(comm)
+    grads = augend.Accumulator(module, dtype="exact")
+    grads.backward(augend.Tally(module().reshape(1), torch.ones(1, dtype=torch.int64)))
+    (group,) = module._get_fsdp_state()._fsdp_param_groups
+    return group._reduce_scatter_comm is comm, len(comm.inputs)

@@ -41,3 +41,8 @@ def test_a_reduce_scatter_of_our_own(ranks2: Ranks) -> None:
         assert all(bool((one == 1).all()) for one in gradients)
     for inputs, _, _ in ranks2.run(private_torch.scatter, (2, 1)):
         assert [] == inputs
+
+
+def test_a_reduce_scatter_of_a_user_s_own_stays(ranks2: Ranks) -> None:
+    """Exact sums take its place in their own backward alone."""
+    assert [(True, 0)] * 2 == ranks2.run(private_torch.kept)

@@ -1,10 +1,8 @@
 """What is pending: parameters, contract, sums, counts, moments, and their saved form."""
 
 from augend._accumulate._arguments import check_numbers, check_words
-from augend._accumulate._bits import Bits
 from augend._accumulate._contract import DTYPES, Contract
 from augend._accumulate._course import BatchLike, MicrobatchLike
-from augend._accumulate._exact_state import read_bits
 from augend._accumulate._grids import check_grids, check_limits
 from augend._accumulate._offer import offer
 from augend._accumulate._pending import Pending
@@ -24,7 +22,6 @@ __all__ = [
     "DTYPES",
     "AccumulatorState",
     "BatchLike",
-    "Bits",
     "Contract",
     "MicrobatchLike",
     "Pending",
@@ -39,7 +36,6 @@ __all__ = [
     "complete_sums",
     "offer",
     "plain_count",
-    "read_bits",
     "read_state",
     "reduce_window",
     "state_of_sums",

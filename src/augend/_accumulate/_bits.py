@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, final
 
 import torch
 
-from augend.errors import ContractError
+from augend.errors import ContractError, StateError
 
 _SUBNORMAL: Final = 2.0**-140  # of float32
 
@@ -69,6 +69,7 @@ class Fingerprint:
         self._device = device
         self._other = other
         self._tells = tells
+        self._told = ""  # what is to be said
         self._size: int | None = None  # of the micro-batches that came last
         self._loaded = False  # that size is a loaded state's, and no batch was entered since
 
@@ -77,9 +78,10 @@ class Fingerprint:
         return {**machine_bits(self._device), **({} if self._size is None else {"microbatch_size": self._size})}
 
     def compare(self, saved: Bits) -> None:
-        """Tell or refuse what differs from a saved fingerprint; what either does not know is not compared.
+        """Refuse what differs from a saved fingerprint, or keep it for ``tell``.
 
-        The size of micro-batches is compared when the next batch is entered, whose it is.
+        What either does not know is not compared, and the size of micro-batches when the next batch is entered, whose
+        it is.
 
         Raises:
             ContractError: Something does, and that is an error.
@@ -111,8 +113,26 @@ class Fingerprint:
         what = f"{', '.join(told)}: from here on the bits may be others than those of a run that was not interrupted"
         if self._other == "error":
             raise ContractError(f'{what}. Restore what they were made with, or pass other_bits="warn"')
-        if self._tells:
-            warnings.warn(what, UserWarning, stacklevel=2)
+        self._told = what
+
+    def tell(self) -> None:
+        """Warn of what differed, once: where no rank waits for another, as a warning may be an error."""
+        told, self._told = self._told, ""
+        if told and self._tells:
+            warnings.warn(told, UserWarning, stacklevel=2)
+
+
+def read_bits(bits: object) -> Bits:
+    """Return a saved fingerprint.
+
+    Raises:
+        StateError: It is none.
+    """
+    if not isinstance(bits, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, str | int | bool) for name, value in bits.items()
+    ):
+        raise StateError(f"bits must be a dictionary of numbers and strings; got {bits!r:.80}")
+    return bits
 
 
 def _precision(device: torch.device) -> str:
@@ -121,7 +141,7 @@ def _precision(device: torch.device) -> str:
     parts = [backends, backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
     if device.type == "cuda":
         parts += [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
-    return " ".join(str(part.fp32_precision) for part in parts)
+    return " ".join(str(part.fp32_precision).replace("none", "ieee") for part in parts)  # none is the part's default
 
 
 def _mark(lines: Iterable[str]) -> str:

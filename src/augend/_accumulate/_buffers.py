@@ -49,9 +49,18 @@ class Buffers:
 
     def check_contents(self) -> None:
         """Raise StateError if one holds other values than when the window began: some operations write unseen."""
+        found: dict[str, Tensor] = {}
         for name, (one, before) in (self._contents or {}).items():
-            if not torch.equal(_bytes(local_of(one)), _bytes(before)):
+            now = local_of(one)
+            if now.shape != before.shape or now.dtype != before.dtype:
                 _refuse(name)
+            found[name] = (_bytes(now) != _bytes(before)).any()
+        if found:
+            device = next(iter(found.values())).device
+            together = torch.stack([one.to(device) for one in found.values()]).tolist()  # waits once
+            for name, changed in zip(found, together, strict=True):
+                if changed:
+                    _refuse(name)
 
     def _now(self) -> dict[str, tuple[Tensor, int]]:
         return {
@@ -72,7 +81,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 def _refuse(name: str) -> None:
     raise StateError(
-        f"buffer {name!r} was changed by a forward, so that what later micro-batches compute depends on which came "
-        'before: dtype="exact" cannot promise the same bits. Put such modules (batch normalisation) into eval mode, '
-        'use others (layer or group normalisation), or dtype="float32"'
+        f"buffer {name!r} was changed while a batch was worked through, as batch normalisation does in its forward: "
+        'what later micro-batches compute then depends on which came before, and dtype="exact" cannot promise the same '
+        'bits. Put such modules into eval mode, use others (layer or group normalisation), or dtype="float32"'
     )

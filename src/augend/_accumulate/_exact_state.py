@@ -8,7 +8,7 @@ from typing import Final, cast
 
 import torch
 
-from augend._accumulate._bits import Bits
+from augend._accumulate._bits import Bits, read_bits
 from augend._accumulate._contract import Contract
 from augend._accumulate._reduce import Reduced
 from augend._accumulate._scales import Scales
@@ -63,19 +63,6 @@ def _check_measured(window: Window, scales: Scales) -> None:
         for name, total in sums.items():
             if scales.of(term, name) is None and bool(local_of(total).any()):
                 raise StateError(f"sums[{term!r}][{name!r}] is not zero, and no scale of term {term!r} is known")
-
-
-def read_bits(bits: object) -> Bits:
-    """Return a saved fingerprint.
-
-    Raises:
-        StateError: It is none.
-    """
-    if not isinstance(bits, Mapping) or not all(
-        isinstance(name, str) and isinstance(value, str | int | bool) for name, value in bits.items()
-    ):
-        raise StateError(f"bits must be a dictionary of numbers and strings; got {bits!r:.80}")
-    return bits
 
 
 def _numbers(state: Mapping[str, object], field: str, term: str, contract: Contract) -> Mapping[str, object]:

@@ -61,7 +61,7 @@ class Taker:
                 if loss is not None:
                     with placement.taking(self, what):
                         torch.autograd.backward(loss, retain_graph=retain_graph)
-                placement.deal(self._whole, self.take)
+                placement.deal(self._whole, self)
         finally:
             self._window = None
             self._whole = {}
@@ -75,10 +75,13 @@ class Taker:
             gradient.zero_()
 
     def write(self, name: str, gradient: Tensor, whole: Tensor) -> None:
-        """Write a gradient of this rank on its sum's grid; zeros are there already."""
-        self._measure(name, gradient)
+        """Write a gradient of this rank in the dtype of the sums: for exact ones over zeros, on their grids."""
         scales = None if self._window is None else self._window.scales
-        scale = None if scales is None else scales.of(self._term, name)
+        if scales is None:
+            whole.copy_(gradient)
+            return
+        self._measure(name, gradient)
+        scale = scales.of(self._term, name)
         if scale is not None:
             write_fixed(whole, gradient, scale)
 
@@ -141,9 +144,7 @@ class Taker:
             )
         self._taken.add(name)
         if self._real and placement.dealt(name):
-            self._measure(name, local)
-            piece = self._window.shared(self._term, name, local)
-            self._whole[name] = piece if name not in self._whole else self._whole[name].to(self._window.held) + piece
+            self._whole[name] = local if name not in self._whole else self._whole[name].to(self._window.work) + local
         elif self._real:
             self.take(name, local)
 

@@ -22,6 +22,7 @@ def offer(batch: BatchLike[M], members: Sequence[tuple[object, Pending]]) -> Ite
         yield from _offer_once(batch, members)
         grids = [pending.judge() for _, pending in members]
         while any(one is not None for one in grids):
+            _refuse_closed(members)
             for (_, pending), scales in zip(members, grids, strict=True):
                 pending.begin_again(scales)
             yield from _offer_once(batch, members)
@@ -29,6 +30,15 @@ def offer(batch: BatchLike[M], members: Sequence[tuple[object, Pending]]) -> Ite
     finally:
         for _, pending in members:
             pending.course.leave(turn)
+
+
+def _refuse_closed(members: Sequence[tuple[object, Pending]]) -> None:
+    """A member that finished the batch before a load cannot go through it again for the others."""
+    if any(pending.course.replayed for _, pending in members):
+        raise StateError(
+            "the batch must be offered again, and an accumulator that goes through it together with others finished it "
+            "before it was loaded; go through it with those alone that have not"
+        )
 
 
 def _offer_once(batch: BatchLike[M], members: Sequence[tuple[object, Pending]]) -> Iterator[M]:
@@ -65,6 +75,8 @@ def _enter(batch: BatchLike[M], members: Sequence[tuple[object, Pending]], turn:
         **{f"{name} of the data": value for name, value in batch.plan.items()},
     }
     group.same("the beginning of the next batch", values, error)
+    for _, pending in members:
+        pending.fingerprint.tell()
 
 
 def _check_share(batch: BatchLike[M], pending: Pending) -> None:

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeVar, final
 import torch
 from torch import Tensor
 
-from augend._accumulate._bits import Fingerprint
+from augend._accumulate._bits import Bits, Fingerprint, read_bits
 from augend._accumulate._buffers import Buffers
 from augend._accumulate._contract import DTYPES, EXACT, Contract
 from augend._accumulate._course import BatchLike, Course, MicrobatchLike
@@ -172,6 +172,17 @@ class Pending:
                 if part is not None:
                     mine.sums[term][name] = self.like(name, part)
         return mine
+
+    def compare_bits(self, state: Mapping[str, object]) -> Bits:
+        """Return the fingerprint of a saved state, after comparing it.
+
+        Raises:
+            StateError: It is none.
+            ContractError: It is another, and that is an error.
+        """
+        bits = read_bits(state["bits"]) if self.contract.exact else {}
+        self.fingerprint.compare(bits)
+        return bits
 
     def check_alike(self, what: str, state: Mapping[str, object]) -> None:
         """Raise StateError, on all ranks, if ranks were given different states: all but tensors is compared."""

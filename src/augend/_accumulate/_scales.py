@@ -49,7 +49,7 @@ class Scales:
     def see(self, term: str, name: str, size: Tensor) -> None:
         """Take note of the largest magnitude, ``[]`` float64, of a gradient."""
         seen = self._largest[term].get(name)
-        self._largest[term][name] = size if seen is None else torch.maximum(seen, size)
+        self._largest[term][name] = size if seen is None else torch.maximum(seen.to(size.device), size)
 
     def ordered(self, keys: Sequence[tuple[str, str]]) -> list[int]:
         """Return the largest of each term and parameter as integers in the same order. Waits for the device."""

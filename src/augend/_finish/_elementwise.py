@@ -23,6 +23,9 @@ _MIXING: Final = (
 )
 _STEPS: Final = 6  # in the sixth, RAdam starts to divide by the root of its second moment
 _ELEMENTS: Final = 768  # in rows of 3, which no processor's registers are
+_MANY_ELEMENTS: Final = 3 * 2**15  # for rules that begin with a size, as that of states in 8 bits
+_MANY_STEPS: Final = 2
+_MANY_LENGTHS: Final = ((4095, 12288, 1000, 65536, 257),)
 _ALIGNED: Final = 64  # bytes: a register of AVX-512, two of AVX2, and a line of the cache, where threads part
 # Lengths below a register's leave a kernel's vector loop without work, so the remainder loop computes those elements.
 _LENGTHS: Final = ((1, 7, 2, 15, 3, 9, 5, 13, 4, 11, 6, 8, 10, 14, 12), (17, 31, 33, 63, 16, 65, 23, 129, 47))
@@ -39,9 +42,11 @@ def proof_key(optimizer: torch.optim.Optimizer) -> Hashable:
 
 
 def check_elementwise(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Prove that the bits of an optimizer's step do not depend on where a tensor is cut, or refuse it.
+    """Try whether the bits of an optimizer's step depend on where a tensor is cut, and refuse it if they do.
 
-    A copy of the optimizer, with its options, takes six steps on a made tensor, and another copy on slices of it, of
+    It is evidence and no proof: a rule that applies to other shapes or values than those tried is not seen.
+
+    A copy of the optimizer, with its options, takes a few steps on made tensors, and another copy on slices of them, of
     all lengths that a processor's vector loops treat differently. Parameter and state must be the same bits. A fused
     kernel has its arithmetic written twice, for the vector loop and for what remains; it is let through where no
     rank's part has a remainder. The optimizer, its parameters and the random state are left as they are. What is tried
@@ -145,19 +150,24 @@ class _Trial:
         return "use an elementwise optimizer such as torch.optim.AdamW or SGD, or dtype='float32'"
 
     def difference(self, *, aligned: bool) -> str | None:
-        """Step the whole and its slices; return in words the first difference between them, None if there is none."""
+        """Step tensors and their slices; return in words the first difference between them, None if there is none."""
+        unit = _unit(self.parameter) if aligned else 1
+        return self._difference(_ELEMENTS, _STEPS, _cuts(unit, _ELEMENTS, _LENGTHS)) or self._difference(
+            _MANY_ELEMENTS, _MANY_STEPS, _cuts(unit, _MANY_ELEMENTS, _MANY_LENGTHS)
+        )
+
+    def _difference(self, elements: int, steps: int, cuts: Sequence[slice]) -> str | None:
         device, others = self.parameter.device, [1] * (self.parameter.ndim - 1)
         shape = [-1] if self.parameter.ndim == 1 else [-1, 3, *others[1:]]
-        cuts = _cuts(_unit(self.parameter) if aligned else 1)
         draw = torch.Generator().manual_seed(0)
-        start = _spread(draw, low=-30, high=2).to(self.parameter)
+        start = _spread(draw, elements, low=-30, high=2).to(self.parameter)
         whole = [nn.Parameter(start.clone().reshape(shape))]
         slices = [nn.Parameter(start[cut].clone().reshape(-1, *others)) for cut in cuts]
         try:
             with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
                 one, many = self._twin(whole, self.options), self._twin(slices, _as_on_ranks(self.options))
-                for _ in range(_STEPS):
-                    gradient = _spread(draw, low=-20, high=6).to(self.parameter)
+                for _ in range(steps):
+                    gradient = _spread(draw, elements, low=-20, high=6).to(self.parameter)
                     for part, cut in [(whole[0], slice(None)), *zip(slices, cuts, strict=True)]:
                         part.grad = gradient[cut].clone().reshape(part.shape)
                     _step(one)
@@ -165,7 +175,7 @@ class _Trial:
         except _FAILURES as error:
             raise ContractError(f"{self.words()}: it failed where it was tried: {error}") from error
         if _moves(self.options) and _same_bits(start.reshape(shape), whole[0]):
-            raise ContractError(f"{self.words()}: {_STEPS} steps left a parameter of its param_groups as it was")
+            raise ContractError(f"{self.words()}: {steps} steps left a parameter of its param_groups as it was")
         pairs = {"the parameter": (whole[0], slices), **_states(one, whole[0], many, slices)}
         return next((text for name, (all_, parts) in pairs.items() if (text := _differ(name, all_, parts, cuts))), None)
 
@@ -234,19 +244,19 @@ def _kind(value: Any) -> object:
     return value if isinstance(value, bool | str) else type(value)
 
 
-def _cuts(unit: int) -> list[slice]:
+def _cuts(unit: int, elements: int, every: Sequence[Sequence[int]]) -> list[slice]:
     """Cut all elements into consecutive slices of small lengths, and once more of larger ones; lengths in units."""
     cuts = []
-    for lengths in _LENGTHS:
+    for lengths in every:
         ends = (unit * end for end in itertools.accumulate(itertools.cycle(lengths)))
-        places = [0, *itertools.takewhile(lambda end: end < _ELEMENTS, ends), _ELEMENTS]
+        places = [0, *itertools.takewhile(lambda end: end < elements, ends), elements]
         cuts += [slice(begin, end) for begin, end in itertools.pairwise(places)]
     return cuts
 
 
-def _spread(draw: torch.Generator, *, low: int, high: int) -> Tensor:
+def _spread(draw: torch.Generator, elements: int, *, low: int, high: int) -> Tensor:
     """Draw numbers of both signs and of all magnitudes between two powers of two; a few are 0."""
-    uniform = torch.rand(3, _ELEMENTS, generator=draw, dtype=torch.float64, device="cpu")
+    uniform = torch.rand(3, elements, generator=draw, dtype=torch.float64, device="cpu")
     sign = torch.where(uniform[1] < 0.5, -1.0, 1.0)  # noqa: PLR2004  half of them
     return (torch.exp2(low + (high - low) * uniform[0]) * sign).masked_fill_(uniform[2] < 2.0**-6, 0.0)
 
@@ -270,7 +280,7 @@ def _differ(name: str, whole: Any, parts: Sequence[Any], cuts: Sequence[slice]) 
     if [one.numel() for one in expected] != [one.numel() for one in actual]:
         return f"{name} is of shape {list(whole.shape)}, which cannot be cut as the parameter is"
     wrong = sum(not _same_bits(one, other) for one, other in zip(expected, actual, strict=True))
-    return f"{name} differs in {wrong} of {len(cuts)} slices after {_STEPS} steps" if wrong else None
+    return f"{name} differs in {wrong} of {len(cuts)} slices" if wrong else None
 
 
 def _same_bits(expected: Tensor, actual: Tensor) -> bool:

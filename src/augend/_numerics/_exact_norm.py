@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from augend._numerics._exact import nearest, root, scaled
-from augend._numerics._fixed_point import largest
+from augend._numerics._fixed_point import chunk, largest
 
 Reduce = Callable[[Sequence[int]], Sequence[int]]
 
-_CHUNK: Final = 2**17  # elements squared at a time: 1 MiB of float64, which stays in cache
 _BITS: Final = 62  # of a sum of limbs
 _FINEST: Final = 298  # every square of a float32 number is a multiple of 2^-298
 _SPARE: Final = 4  # limbs end so far below that they decide the rounding of hardly any norm
@@ -44,7 +43,7 @@ def exact_norm(tensors: Sequence[Tensor], elements: int, maximum: Reduce = list,
         ``2**(2 * L - 61 - (62 - L) * (limbs - 1))`` of the square of the norm, which is 2^-57 or less.
     """
     held = [tensor.detach() for tensor in tensors if tensor.numel()]
-    (found,) = maximum([_ordered(max(map(float, map(largest, held)), key=_ordered, default=0.0))])
+    (found,) = maximum([_ordered(_largest(held))])
     top = _number(found)
     if top == 0 or not math.isfinite(top):
         return top
@@ -68,16 +67,25 @@ def _limb_sums(tensors: Sequence[Tensor], shift: int, bits: int, limbs: int) -> 
     sums = [torch.zeros(limbs, dtype=torch.int64, device=tensor.device) for tensor in tensors]
     for tensor, found in zip(tensors, sums, strict=True):
         flat = tensor.reshape(-1)  # [elements]
-        for begin in range(0, flat.numel(), _CHUNK):
-            rest = flat[begin : begin + _CHUNK].to(torch.float64)
+        length = chunk(flat.device)
+        for begin in range(0, flat.numel(), length):
+            rest = flat[begin : begin + length].to(torch.float64)
             rest.mul_(rest).mul_(math.ldexp(1.0, shift))
             for place in range(limbs):
                 limb = torch.round(rest)
                 found[place] += limb.to(torch.int64).sum()
                 rest.sub_(limb).mul_(math.ldexp(1.0, bits))
-    return [sum(int(one) for one in column) for column in zip(*(found.tolist() for found in sums), strict=True)] or [
-        0
-    ] * limbs
+    if not sums:
+        return [0] * limbs
+    device = sums[0].device
+    return [int(one) for one in torch.stack([found.to(device) for found in sums]).sum(dim=0).tolist()]
+
+
+def _largest(tensors: Sequence[Tensor]) -> float:
+    if not tensors:
+        return 0.0
+    sizes = list(map(largest, tensors))
+    return float(torch.stack([one.to(sizes[0].device) for one in sizes]).max())  # nan if any is
 
 
 def _ordered(number: float) -> int:

@@ -17,6 +17,12 @@ _BITS: Final = 62  # one less than an int64 has, so that no rounding of a limit 
 _GROWTH_BITS: Final = 12  # how far above the addends that a scale was made of others may be
 _COARSEST: Final = 24  # a grid step is at most this many powers of two below the largest addend: float32's own bits
 _CHUNK: Final = 2**15  # elements converted at a time: 256 KiB of float64, which stay in cache and in a heap
+_LARGE_CHUNK: Final = 2**24  # elsewhere a launch costs more than memory
+
+
+def chunk(device: torch.device) -> int:
+    """Return how many elements are to be converted at a time."""
+    return _CHUNK if device.type == "cpu" else _LARGE_CHUNK
 
 
 def headroom(addends: int) -> int:
@@ -76,13 +82,13 @@ def add_fixed_(total: Tensor, values: Tensor, scale: int) -> None:
     """
     sums, addends = _flat(total), _flat_like(values, total)
     factor = math.ldexp(1.0, scale)
-    kind = {"dtype": torch.float64, "device": total.device}
-    steps = torch.empty(min(_CHUNK, sums.numel()), **kind)  # type: ignore[call-overload]  # a dtype and a device
+    most = chunk(total.device)
+    steps = torch.empty(min(most, sums.numel()), dtype=torch.float64, device=total.device)
     whole = torch.empty_like(steps, dtype=torch.int64)
-    for begin in range(0, sums.numel(), _CHUNK):
-        part = sums[begin : begin + _CHUNK]
+    for begin in range(0, sums.numel(), most):
+        part = sums[begin : begin + most]
         length = part.numel()
-        steps[:length].copy_(addends[begin : begin + _CHUNK]).mul_(factor).round_()
+        steps[:length].copy_(addends[begin : begin + most]).mul_(factor).round_()
         part.add_(whole[:length].copy_(steps[:length]))
 
 
@@ -95,7 +101,7 @@ def write_fixed(result: Tensor, values: Tensor, scale: int) -> None:
         scale: Of the grid.
     """
     factor = math.ldexp(1.0, scale)
-    columns = max(1, _CHUNK // max(1, values.shape[0]))
+    columns = max(1, chunk(values.device) // max(1, values.shape[0]))
     for begin in range(0, values.shape[1], columns):
         steps = values[:, begin : begin + columns].to(torch.float64).mul_(factor).round_()
         result[:, begin : begin + columns].copy_(steps)
@@ -125,9 +131,9 @@ def mean_of_fixed(addends: Sequence[Addend]) -> Tensor:
     flat = _flat(result)
     totals = [_flat_like(one.total, first) for one in addends]
     # 0-d tensors and not numbers: on a GPU torch turns division by a number into a product with its inverse.
-    divisors = [torch.tensor(one.divisor, dtype=torch.float64, device=first.device) for one in addends]
-    for begin in range(0, flat.numel(), _CHUNK):
-        end = begin + _CHUNK
+    divisors = [torch.full((), one.divisor, dtype=torch.float64, device=first.device) for one in addends]
+    for begin in range(0, flat.numel(), chunk(first.device)):
+        end = begin + chunk(first.device)
         parts = [
             total[begin:end].to(torch.float64).mul_(math.ldexp(1.0, -one.scale)).div_(divisor).mul_(one.weight)
             for total, one, divisor in zip(totals, addends, divisors, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+Write = Callable[[str, Tensor, Tensor], None]
 _BUCKET_ELEMENTS: Final = 2**23  # sent at a time, unless one parameter alone has more
 
 
@@ -58,11 +59,12 @@ class Chunks:
         self._device = device
         self._buckets = list(_buckets([_Cut(name, shape, self._world) for name, shape in shapes.items()]))
 
-    def scatter(self, gradients: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def scatter(self, gradients: Mapping[str, Tensor], write: Write) -> Iterator[tuple[str, Tensor]]:
         """Add up every rank's gradients, and yield this rank's part of each. Collective.
 
         Args:
-            gradients: Of whole parameters, in any dtype that the sums' holds; a missing one counts as zeros.
+            gradients: Of whole parameters; a missing one counts as zeros.
+            write: Writes a gradient in the dtype of the sums: its name, rows of it, and where to.
         """
         for bucket in self._buckets:
             size = sum(one.elements for one in bucket)
@@ -71,8 +73,12 @@ class Chunks:
             for one in bucket:
                 if one.name in gradients:
                     flat = gradients[one.name].reshape(-1)
-                    for rank, part in enumerate(torch.split(flat, one.elements)):
-                        every[rank, begin : begin + part.numel()].copy_(part)
+                    ranks, left = divmod(flat.numel(), one.elements)
+                    rows = flat[: ranks * one.elements].view(ranks, one.elements)
+                    if ranks:
+                        write(one.name, rows, every[:ranks, begin : begin + one.elements])
+                    if left:
+                        write(one.name, flat[-left:].view(1, left), every[ranks : ranks + 1, begin : begin + left])
                 begin += one.elements
             mine = torch.empty(size, dtype=self._held, device=self._device)
             dist.reduce_scatter(mine, list(every), group=self._group)

@@ -1,8 +1,8 @@
 """FSDP2: the one file that knows what torch keeps private about ``fully_shard``.
 
 Used of it: per module ``_get_fsdp_state()``, its ``_fsdp_param_groups`` and ``_is_root``; per group ``fsdp_params``,
-``mesh_info`` and its ``shard_mesh_size``, ``mp_policy``, the switches, ``_all_reduce_hook`` and
-``_partial_reduce_output``; of ``ReduceScatter`` its shape, which is a private class; per parameter
+``mesh_info`` and its ``shard_mesh_size``, ``mp_policy``, the switches, ``_all_reduce_hook``,
+``_partial_reduce_output`` and ``_reduce_scatter_comm``, whose class is private; per parameter
 ``sharded_param``, ``_unsharded_param``, ``_sharded_post_forward_param``, ``unsharded_accumulated_grad``,
 ``sharded_size`` and ``padded_sharded_param_size``. A probe at construction and a check of every layout fail loudly
 where that changes.
@@ -36,7 +36,7 @@ class Receiver(Protocol):
         """See the gradient of one parameter, whole, before ranks are added up; it may be overwritten."""
 
     def write(self, name: str, gradient: Tensor, whole: Tensor) -> None:
-        """Write a gradient of this rank as whole numbers, both ``[ranks, elements]``; where sums are such."""
+        """Write a gradient of this rank, ``[ranks, elements]``, in the dtype of the sums, where ranks add these up."""
 
     def take(self, name: str, local: Tensor) -> None:
         """Take this rank's part of a gradient that was added up over the ranks of the shards; only to be read."""
@@ -85,11 +85,11 @@ class FullySharded:
         weakref.finalize(self, _remove, self._handles).atexit = False
         self._used_of: set[str] = set()  # of the backward that runs: parameters that had a gradient
         self._taken_of: set[str] = set()  # and those whose gradients were added up
-        self._scatters: dict[str, WholeScatter] = {}  # of modules with more than one shard: else torch adds up nothing
+        self._in_whole: set[str] = set()  # modules of several shards, which are added up in whole numbers
         for name, group in self._groups.items():
             switch_to_sums(self.modules[name])
             if not held.is_floating_point and group.mesh_info.shard_mesh_size > 1:
-                self._scatters[name] = WholeScatter()
+                self._in_whole.add(name)
 
     @property
     def delivered(self) -> bool:
@@ -140,10 +140,7 @@ class FullySharded:
         self._receiver = receiver
         self._used_of, self._taken_of = set(), set()
         self._listen(_hook)
-        for name, scatter in self._scatters.items():  # another accumulator may have set its own
-            widths = {one: padded for one, _, padded in self._layout(name)}
-            scatter.begin(widths, receiver.write, functools.partial(self._deal_out, name))
-            self.modules[name].set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # torch's abstract class is private
+        own = self._scatter_by(receiver)
         try:
             yield
             for name, group in self._groups.items():
@@ -156,9 +153,19 @@ class FullySharded:
         finally:
             self._receiver = None
             self._listen(lambda _, __: None)
-            for scatter in self._scatters.values():
-                scatter.end()
+            for name, comm in own.items():
+                self.modules[name].set_custom_reduce_scatter(comm)
             self.drop()
+
+    def _scatter_by(self, receiver: Receiver) -> dict[str, Any]:
+        """Let modules add up in whole numbers, and return what they have added up by, to be set again afterwards."""
+        own = {}
+        for name in self._in_whole:
+            own[name] = self._groups[name]._reduce_scatter_comm  # noqa: SLF001  # see the top of the file
+            widths = {one: padded for one, _, padded in self._layout(name)}
+            comm = WholeScatter(widths, receiver.write, functools.partial(self._deal_out, name))
+            self.modules[name].set_custom_reduce_scatter(comm)  # type: ignore[arg-type]  # torch's abstract class is private
+        return own
 
     def _abandon(self) -> None:
         """Let torch forget a backward that failed in its midst; else its next one would not reduce, silently."""
@@ -183,7 +190,7 @@ class FullySharded:
 
     def _reduced(self, module: str, flat: Tensor) -> None:
         """Take one module's flat reduce-scatter output, unless it went another way, as whole numbers."""
-        if module not in self._scatters:
+        if module not in self._in_whole:
             self._deal_out(module, flat)
 
     def _deal_out(self, module: str, flat: Tensor) -> None:

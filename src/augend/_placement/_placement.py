@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, final
 
@@ -22,7 +22,6 @@ from augend._placement._place import Place
 from augend._placement._tensors import laid, local_of, placed, spread
 from augend.errors import ContractError, GradientError, TallyError
 
-Take = Callable[[str, Tensor], None]
 _HASH_BYTES: Final = 8
 
 
@@ -123,11 +122,11 @@ class Placement:
                 "this one in its backward. Build the total from the model's output, also where nothing counts"
             )
 
-    def deal(self, gradients: Mapping[str, Tensor], take: Take) -> None:
+    def deal(self, gradients: Mapping[str, Tensor], receiver: Receiver) -> None:
         """Give every rank its part of the sum over ranks of whole gradients, where ranks share them. Collective."""
         if self._chunks is not None:
-            for name, part in self._chunks.scatter(gradients):
-                take(name, part)
+            for name, part in self._chunks.scatter(gradients, receiver.write):
+                receiver.take(name, part)
 
     def dealt(self, name: str) -> bool:
         """Tell whether a parameter's gradients are dealt."""

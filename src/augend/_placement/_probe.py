@@ -22,13 +22,19 @@ def prove_sums(modules: Iterable[FSDPModule], work: torch.dtype, held: torch.dty
         PlacementError: The sum of ones over the shards is not their number.
     """
     proven: list[tuple[object, object]] = []
+    faults: list[PlacementError] = []
     for module in modules:
         for group in groups_of(module):
             dtypes = [one.sharded_param.dtype for one in group.fsdp_params if one.sharded_param.requires_grad]
             kind = (group.mesh_info.mesh, group.mp_policy)
             if dtypes and kind not in proven:
                 proven.append(kind)
-                _prove(group, dtypes[0], work, held)
+                try:
+                    _prove(group, dtypes[0], work, held)
+                except PlacementError as fault:  # others may have none: they are waited for
+                    faults.append(fault)
+    if faults:
+        raise faults[0]
 
 
 def _prove(group: object, dtype: torch.dtype, work: torch.dtype, held: torch.dtype) -> None:

@@ -59,8 +59,9 @@ def place(model: nn.Module, *, mesh: Mesh | None, sync: Sync, dtypes: Callable[[
     if sharded:
         names = {id(one): name for name, one in trained.items()}
         fsdp = group.agreed("the look at the sharded modules", lambda: FullySharded(sharded, names, work, held))
-        with group.explained("the proof that gradients are added up"):
-            prove_sums(sharded.values(), work, held)
+        proof = "the proof that gradients are added up"
+        with group.explained(proof):
+            group.agreed(proof, lambda: prove_sums(sharded.values(), work, held))
     chunks, over = None, None
     if full is not None and not sharded and sync == "every" and axes.share()[1] > 1 and not axes.tensor:
         chunks, over = _chunked(trained, full, held)

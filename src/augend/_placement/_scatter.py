@@ -16,60 +16,50 @@ Write = Callable[[str, Tensor, Tensor], None]
 
 @final
 class WholeScatter:
-    """What a sharded module adds its ranks' gradients up with: of the shape of torch's ``ReduceScatter``.
+    """What a sharded module adds its ranks' gradients up with in a backward: of the shape of torch's ``ReduceScatter``.
 
-    Where nobody has asked for whole numbers it does as torch does, since it stays with the module.
+    Args:
+        widths: Elements of a rank's padded part of each parameter, in the module's order.
+        write: Writes a parameter's gradient as int64: its name, the gradient ``[ranks, width]``, and where to.
+        take: Is given this rank's part of the sums, ``[elements]`` int64.
     """
 
-    def __init__(self) -> None:
-        self._asked: tuple[Mapping[str, int], Write, Callable[[Tensor], None]] | None = None
-
-    def begin(self, widths: Mapping[str, int], write: Write, take: Callable[[Tensor], None]) -> None:
-        """Ask for whole numbers from now on.
-
-        Args:
-            widths: Elements of a rank's padded part of each parameter, in the module's order.
-            write: Writes a parameter's gradient as int64: its name, the gradient ``[ranks, width]``, and where to.
-            take: Is given this rank's part of the sums, ``[elements]`` int64.
-        """
-        self._asked = widths, write, take
-
-    def end(self) -> None:
-        """Do as torch does from now on."""
-        self._asked = None
+    def __init__(self, widths: Mapping[str, int], write: Write, take: Callable[[Tensor], None]) -> None:
+        self._widths = widths
+        self._write = write
+        self._take = take
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for torch to put its gradients together in."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, *, async_op: bool = False
-    ) -> dist.Work | None:
-        """Add up over ranks; what torch is given where somebody asked for whole numbers is zeros.
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,  # noqa: ARG002  # torch's own signature; it is told to add up
+        *,
+        async_op: bool = False,  # noqa: ARG002  # the same; nothing here is worth an overlap on a CPU
+    ) -> None:
+        """Add up over ranks in whole numbers; what torch is given for its own sums is zeros.
 
         Raises:
             PlacementError: The gradients are laid out otherwise than the parameters.
         """
-        if self._asked is None:
-            work: dist.Work | None = dist.reduce_scatter_single(
-                output_tensor, input_tensor, op=op, group=group, async_op=async_op
-            )
-            return work
-        widths, write, take = self._asked
         floats = input_tensor.view(group.size(), -1)  # [ranks, elements]
-        if sum(widths.values()) != floats.shape[1]:
+        if sum(self._widths.values()) != floats.shape[1]:
             raise PlacementError(
                 f"a sharded module puts {floats.shape[1]} elements of gradients together for each rank, and its "
-                f"parameters have {sum(widths.values())}: this torch lays them out in a way that this augend does not "
-                "know"
+                f"parameters have {sum(self._widths.values())}: this torch lays them out in a way that this augend "
+                "does not know"
             )
         whole = torch.zeros_like(floats, dtype=torch.int64)
         begin = 0
-        for name, width in widths.items():
-            write(name, floats[:, begin : begin + width], whole[:, begin : begin + width])
+        for name, width in self._widths.items():
+            self._write(name, floats[:, begin : begin + width], whole[:, begin : begin + width])
             begin += width
         mine = torch.empty(begin, dtype=torch.int64, device=whole.device)
         dist.reduce_scatter_single(mine, whole.view(-1), group=group)
         output_tensor.zero_()
-        take(mine)
-        return None
+        self._take(mine)
