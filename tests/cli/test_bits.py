@@ -157,8 +157,8 @@ def test_other_bits_are_said_or_refused_on_resume(folder, capsys):
     assert 2 == main([*more, "--strict-bits"])
     message = capsys.readouterr().err
     assert message.startswith("augend: runs/linear-1: cannot go on from what was saved: ")
-    assert "threads was 1 and is 2" in message
-    assert message.endswith("Restore what they were made with, or leave out --strict-bits\n")
+    assert "parallel.threads was 1 and is 2" in message
+    assert message.endswith("depend on it: bring back what it was, or leave out --strict-bits\n")
     assert 1 == message.count("\n")
     assert 2 == main([*more[:3], "--set=microbatch_size=2", "--strict-bits"])
     message = capsys.readouterr().err

@@ -183,7 +183,7 @@ def test_checkpoints_can_be_compared_by_themselves(folder, capsys):
     fitted("b", "--set=steps=3")
     first, second = "a/checkpoints/00000001-step-1", "b/checkpoints/00000002-step-2"
     output = said(capsys, 1, first, second)
-    assert "checkpoints    after 1, 2 steps:\n" in output
+    assert "checkpoints    after 1 step in A and 2 in B:\n" in output
     assert "note           the checkpoints are of different steps: 1 and 2\n" in output
     assert "steps  " not in output
     assert "checkpoints    after 1 step: every bit is equal" in said(capsys, 0, first, "b")

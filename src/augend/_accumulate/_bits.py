@@ -110,10 +110,12 @@ class Fingerprint:
     def _judge(self, told: Sequence[str]) -> None:
         if not told:
             return
-        what = f"{', '.join(told)}: from here on the bits may be others than those of a run that was not interrupted"
+        what = ", ".join(told)
         if self._other == "error":
-            raise ContractError(f'{what}. Restore what they were made with, or pass other_bits="warn"')
-        self._told = what
+            raise ContractError(
+                f'{what}, and the bits of exact sums depend on it: bring back what it was, or pass other_bits="warn"'
+            )
+        self._told = f"{what}: from here on the bits may be others than those of a run that was not interrupted"
 
     def tell(self) -> None:
         """Warn of what differed, once: where no rank waits for another, as a warning may be an error."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import nn
@@ -27,6 +27,8 @@ _UNSUITED: Mapping[str, str] = {  # optimizers of torch
     "lbfgs": "computes the loss several times a step, and a batch of micro-batches is computed once; set adamw, say",
     "sparseadam": "takes sparse gradients, and the sums of an accumulator are dense; set adam, say",
 }
+_IN_PYTHON: Final = "use fused=False, or give such parameters a group of their own with 'fused': False"
+_IN_A_RUN_FILE: Final = "set optimizer.fused = false, or name a factory that gives such parameters a group of their own"
 _SCHEDULES: Mapping[str, Function] = {
     name: getattr(schedules, name) for name in schedules.__all__ if name not in {"apply", "chain"}
 }
@@ -165,9 +167,8 @@ def _check_optimizer(run: RunFile, optimizer: torch.optim.Optimizer, accumulator
     try:
         accumulator.check_optimizer(optimizer)
     except ContractError as error:
-        raise refused(
-            "optimizer.name", run.optimizer.name, run.optimizer.arguments, error, table="optimizer"
-        ) from error
+        told = ContractError(str(error).replace(_IN_PYTHON, _IN_A_RUN_FILE))
+        raise refused("optimizer.name", run.optimizer.name, run.optimizer.arguments, told, table="optimizer") from error
 
 
 def _schedule(run: RunFile, steps: int) -> Callable[[int], float]:

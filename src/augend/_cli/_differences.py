@@ -91,7 +91,9 @@ def _lines_of_checkpoints(found: Found) -> Iterator[tuple[str, str]]:
             )
         return
     later = f", {_counts((found.later_steps,))} after the parting" if found.later_steps else ""
-    yield "checkpoints", f"after {_counts(tuple(dict.fromkeys(comparison.steps)))}{later}:"
+    first, second = comparison.steps
+    where = "" if first == second else f" in A and {second:,} in B"
+    yield "checkpoints", f"after {_counts((first,))}{where}{later}:"
     for path in comparison.paths:
         yield "", str(path)
     if comparison.differences:

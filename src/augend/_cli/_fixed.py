@@ -23,9 +23,9 @@ _MAY_CHANGE: Final = frozenset(
     {
         *("steps", "epochs", "microbatch_size", "optimizer.lr"),
         *("checkpoint", "validate", "parallel", "schedule", "step", "digest"),
-        "accumulator.max_microbatches",  # the accumulator itself refuses another one where it matters
     }
 )
+_MAY_CHANGE_IN_FLOATS: Final = frozenset({"accumulator.max_microbatches"})  # exact sums have head-room for as many
 _PLACES: Final = frozenset({"data.folder", "data.path", "data.tokenizer"})  # files may move: their rows are compared
 _NUMPY_SEEDS: Final = 2**32
 
@@ -41,7 +41,8 @@ class Fixed:
 
     def __init__(self, run: RunFile, source: sources.Source) -> None:
         own = ":" in run.data.source
-        self._keys = _keys_of(run, may_change=_MAY_CHANGE if own else _MAY_CHANGE | _PLACES)
+        floats = _MAY_CHANGE_IN_FLOATS if run.accumulator.dtype != "exact" else frozenset()
+        self._keys = _keys_of(run, may_change=_MAY_CHANGE | floats | (frozenset() if own else _PLACES))
         count = Batches(source.rows, batch_size=1, microbatch_size=1).rows_per_epoch
         self._rows = {
             "count": count,

@@ -224,6 +224,7 @@ def _check_cut(run: RunFile, directory: Path, ranks: Ranks) -> None:
 
 def _does_not_fit(directory: Path, error: ContractError) -> ConfigError:
     what = str(error).replace('pass other_bits="warn"', "leave out --strict-bits")
+    what = what.replace("threads was", "parallel.threads was")
     return ConfigError(f"{directory}: cannot go on from what was saved: {what}")
 
 
