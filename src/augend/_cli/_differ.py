@@ -67,7 +67,7 @@ class Found:
     @property
     def config(self) -> dict[str, tuple[Any, Any]]:
         """Keys of the run files that differ, with both values."""
-        return _unequal(*(run.config for run in self.runs))
+        return _unequal(*(run.config for run in self.runs)) if all(run.config for run in self.runs) else {}
 
     @property
     def later_steps(self) -> int:
@@ -95,7 +95,13 @@ def find(first: Path, second: Path) -> Found:
     comparison, equal_after = _compared(runs, notes)
     parted = parting(one, other)
     if comparison is not None and comparison.equal and parted is not None:
-        notes.append("the checkpoints that both have are all of before the parting")
+        late = max(equal_after, default=0) > parted.step  # done steps are one more than the last one's number
+        notes.append(
+            "weights and optimizer are equal after the parting: other was reported than was trained"
+            if late
+            else "the checkpoints that both have are all of before the parting"
+        )
+    notes.extend(f"{run.path} has no {CONFIG}: run files are not compared" for run in runs if not run.config)
     if comparison is None and not steps:
         raise ConfigError(f"{first} and {second} cannot be compared: {'; '.join(notes)}")
     return Found(
@@ -161,7 +167,8 @@ def _compared(runs: tuple[Run, Run], notes: list[str]) -> tuple[Comparison | Non
         return comparison, ()
     last: Comparison | None = None
     equal: list[int] = []
-    for step in sorted(one.checkpoints.keys() & other.checkpoints.keys()):
+    both = sorted(one.checkpoints.keys() & other.checkpoints.keys())
+    for step in both:
         try:
             last = compare(one.checkpoints[step], other.checkpoints[step])
         except (CheckpointError, ContractError) as error:
@@ -170,7 +177,9 @@ def _compared(runs: tuple[Run, Run], notes: list[str]) -> tuple[Comparison | Non
         if not last.equal:
             break
         equal.append(step)
-    if last is None:
+    if last is None and both:
+        notes.append("no tensor is compared: none of the checkpoints that both have can be read")
+    elif last is None:
         kept = (", ".join(map(str, run.checkpoints)) or "none" for run in runs)
         notes.append(f"no tensor is compared: no checkpoint after as many steps is in both ({' | '.join(kept)})")
     return last, tuple(equal)

@@ -55,7 +55,15 @@ def _lines(found: Found) -> Iterator[tuple[str, str]]:
             yield label, f"{name}: {_shown(one)} in A, {_shown(other)} in B"
     for note in found.notes:
         yield "note", note
-    yield "result", "no difference was found" if found.equal else "they differ"
+    yield "result", f"no difference was found {_over(found)}" if found.equal else "they differ"
+
+
+def _over(found: Found) -> str:
+    """Say over what no difference was found."""
+    numbers = f"in the numbers of {_counts((len(found.steps),))}" if found.steps else ""
+    comparison = found.comparison
+    tensors = "no checkpoint was compared" if comparison is None else f"in {comparison.tensors:,} tensors, bit by bit"
+    return ", ".join(filter(None, (numbers, tensors)))
 
 
 def _lines_of_steps(found: Found) -> Iterator[tuple[str, str]]:

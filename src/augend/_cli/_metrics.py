@@ -79,7 +79,11 @@ def read_metrics(path: Path) -> Metrics:
             plain = json.loads(line)
             (validations if _VALIDATION in plain else steps)[int(plain["step"])] = plain
         except (ValueError, TypeError, LookupError) as error:
-            raise ConfigError(f"{path}: line {number} is none of a run: {error!r:.80}") from error
+            shown = repr(line[:40].decode(errors="replace"))
+            raise ConfigError(
+                f"{path}: line {number} is no JSON object with a step, perhaps cut off: {shown}; remove it, or compare "
+                "checkpoints alone"
+            ) from error
     return Metrics(steps, validations)
 
 
