@@ -196,7 +196,7 @@ def test_a_model_of_another_shape_is_told(folder, capsys):
     fitted("a", "--set=steps=1")
     fitted("b", "--set=steps=1", "--set=model.name=nets_of_the_cli:noisy")
     output = said(capsys, 1, "a", "b")
-    assert "  unlike       model weight is only in the first\n" in output
+    assert "  unlike       model weight is only in A\n" in output
     assert "model.name: nets_of_the_cli:make in A, nets_of_the_cli:noisy in B\n" in output
 
 
@@ -222,7 +222,7 @@ def test_what_cannot_be_compared_is_refused(folder, capsys):
     fitted("a", "--set=steps=1")
     assert "none: no such path; give a run directory" in refused(capsys, "none", "a")
     Path("empty").mkdir()
-    assert "empty: neither a run nor a checkpoint: it has no metrics.jsonl and no checkpoints" in refused(
+    assert "empty: nothing to compare: it has no metrics.jsonl and no checkpoints" in refused(
         capsys, "a", "empty"
     )
     shutil.copytree("a", "b")

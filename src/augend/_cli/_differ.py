@@ -122,7 +122,7 @@ def _run(path: Path) -> Run:
     checkpoints = checkpoints_of(path)
     metrics = path / METRICS
     if not checkpoints and not metrics.exists():
-        raise ConfigError(f"{path}: neither a run nor a checkpoint: it has no {METRICS} and no checkpoints")
+        raise ConfigError(f"{path}: nothing to compare: it has no {METRICS} and no checkpoints, or none yet")
     alone = checkpoints == [path]
     around = (path, path.resolve().parent, path.resolve().parent.parent)
     config = next((place / CONFIG for place in around if (place / CONFIG).is_file()), None)

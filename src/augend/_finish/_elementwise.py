@@ -173,7 +173,8 @@ class _Trial:
                     _step(one)
                     _step(many)
         except _FAILURES as error:
-            raise ContractError(f"{self.words()}: it failed where it was tried: {error}") from error
+            remedy = "change the option that it names, or use dtype='float32'"
+            raise ContractError(f"{self.words()}: it failed where it was tried: {error}; {remedy}") from error
         if _moves(self.options) and _same_bits(start.reshape(shape), whole[0]):
             raise ContractError(f"{self.words()}: {steps} steps left a parameter of its param_groups as it was")
         pairs = {"the parameter": (whole[0], slices), **_states(one, whole[0], many, slices)}
