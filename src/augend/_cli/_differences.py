@@ -112,7 +112,8 @@ def _lines_of_checkpoints(found: Found) -> Iterator[tuple[str, str]]:
         yield "  values", f"{values}; bits {one.bits[0]} and {one.bits[1]}"
         yield "  elements", f"{one.differing:,} of {one.elements:,} of this tensor differ"
         elements = sum(each.differing for each in comparison.differences)
-        many = f"{len(comparison.differences):,} of {comparison.tensors:,} tensors{' that both have' if comparison.unlike else ''}"
+        common = " that both have" if comparison.unlike else ""
+        many = f"{len(comparison.differences):,} of {comparison.tensors:,} tensors{common}"
         yield "  all", f"{many}, {elements:,} of {comparison.elements:,} elements differ"
     for text in comparison.unlike:
         yield "  unlike", text.replace("in the first", "in A").replace("in the second", "in B")
