@@ -222,9 +222,7 @@ def test_what_cannot_be_compared_is_refused(folder, capsys):
     fitted("a", "--set=steps=1")
     assert "none: no such path; give a run directory" in refused(capsys, "none", "a")
     Path("empty").mkdir()
-    assert "empty: nothing to compare: it has no metrics.jsonl and no checkpoints" in refused(
-        capsys, "a", "empty"
-    )
+    assert "empty: nothing to compare: it has no metrics.jsonl and no checkpoints" in refused(capsys, "a", "empty")
     shutil.copytree("a", "b")
     shutil.rmtree("b/checkpoints")
     Path("b/metrics.jsonl").write_text('{"step": 7, "loss": 1.0}\n', "utf-8")
