@@ -44,7 +44,7 @@ docs: .venv/.test .venv/.lint  ## Run every example of the documentation and bui
 bench: .venv/.core  ## Run the benchmarks; each prints one line of JSON.
 	@for file in $(BENCHMARKS); do $(BIN)/python $$file || exit 1; done
 
-proof: .venv/.core  ## Train the demo on 1, 2, 3 and 4 ranks, killed, shuffled: the same bits, in two minutes.
+proof: .venv/.core  ## Train the demo on 1, 2, 3 and 4 ranks, killed, shuffled: the same bits, in three minutes.
 	$(BIN)/python benchmarks/proof
 
 proof-full: .venv/.core  ## Train in every way whose bits are promised to be the same, in about half an hour.

@@ -27,7 +27,7 @@ def check_words(**given: tuple[str, tuple[str, ...]]) -> None:
 def check_numbers(dtype: str, loss_scale: float, terms: tuple[str, ...], max_microbatches: int) -> None:
     """Raise ContractError for the first argument out of its domain."""
     check_words(dtype=(dtype, tuple(DTYPES)))
-    held = float(torch.tensor(loss_scale, dtype=torch.float64).to(DTYPES[dtype].work))
+    held = float(torch.tensor(loss_scale, dtype=torch.float64, device="cpu").to(DTYPES[dtype].work))
     if not 0 < held < math.inf:
         raise ContractError(f"loss_scale must be positive and finite, also in {dtype}; got {loss_scale!r}")
     if not terms or len(set(terms)) != len(terms):

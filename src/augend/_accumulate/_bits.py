@@ -38,7 +38,9 @@ def machine_bits(device: torch.device) -> dict[str, str | int | bool]:
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "precision": _precision(device),
-        "subnormals": bool(torch.tensor(_SUBNORMAL, dtype=torch.float32) * 0.5 > 0),  # torch.set_flush_denormal
+        "subnormals": bool(
+            torch.tensor(_SUBNORMAL, dtype=torch.float32, device="cpu") * 0.5 > 0
+        ),  # torch.set_flush_denormal
         "mkldnn": bool(torch.backends.mkldnn.enabled),
         "attention": "".join("01"[enabled()] for enabled in attention),  # type: ignore[no-untyped-call]  # torch leaves them untyped
     }

@@ -43,7 +43,7 @@ def read_exact(state: Mapping[str, object], contract: Contract, window: Window) 
     for term in contract.terms:
         for name, size in _numbers(state, "largest", term, contract).items():
             window.scales.see(
-                term, name, torch.tensor(_read(f"largest[{term!r}][{name!r}]", size), dtype=torch.float64)
+                term, name, torch.tensor(_read(f"largest[{term!r}][{name!r}]", size), dtype=torch.float64, device="cpu")
             )
     _check_measured(window, window.scales)
     read_bits(state["bits"])

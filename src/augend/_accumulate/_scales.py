@@ -115,7 +115,9 @@ def deciding(largest: Sizes, counts: Mapping[str, object]) -> Sizes:
 
 def in_numbers(ordered: Sequence[int]) -> list[float]:
     """Return the numbers that ``Scales.ordered`` wrote as integers: of all ranks, after their maximum."""
-    return [float(one) for one in torch.tensor(list(ordered), dtype=torch.int64).view(torch.float64).tolist()]
+    return [
+        float(one) for one in torch.tensor(list(ordered), dtype=torch.int64, device="cpu").view(torch.float64).tolist()
+    ]
 
 
 def all_finite(largest: Sizes) -> bool:

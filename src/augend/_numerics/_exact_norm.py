@@ -90,9 +90,9 @@ def _largest(tensors: Sequence[Tensor]) -> float:
 
 def _ordered(number: float) -> int:
     """Return an integer that is the larger the larger a number is that is not negative; that of nan is the largest."""
-    return int(torch.tensor(abs(number), dtype=torch.float64).view(torch.int64))
+    return int(torch.tensor(abs(number), dtype=torch.float64, device="cpu").view(torch.int64))
 
 
 def _number(ordered: int) -> float:
     """Return the number that ``_ordered`` was given."""
-    return float(torch.tensor(ordered, dtype=torch.int64).view(torch.float64))
+    return float(torch.tensor(ordered, dtype=torch.int64, device="cpu").view(torch.float64))
