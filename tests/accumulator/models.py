@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 import augend
@@ -67,3 +68,17 @@ def fingerprint(grads: augend.Accumulator, model: torch.nn.Module) -> str:
         dict(model.named_parameters()),
         held,
     )
+
+
+def replace_any_part(data: st.DataObject, state: dict) -> None:
+    """Put anything in the place of a part of a saved state, at any depth of it."""
+    place = state
+    while True:
+        key = data.draw(st.sampled_from(sorted(place)))
+        if not isinstance(place[key], dict) or not place[key] or data.draw(st.booleans()):
+            break
+        place = place[key]
+    junk = st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers(), max_size=2)
+    )
+    place[key] = data.draw(junk)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import augend
 import reference
 from augend.errors import ContractError, StateError
-from models import fingerprint, rows, tally, terms_of, tower
+from models import fingerprint, replace_any_part, rows, tally, terms_of, tower
 
 WORK = ["float32", "float64"]
 STORED = [torch.float32, torch.bfloat16, torch.float16]
@@ -286,17 +286,7 @@ def test_a_state_with_any_part_replaced_is_refused_or_whole(data) -> None:
     """Whatever stands at a random place of a state, loading it raises one of our errors or loads completely."""
     grads, model = filled(terms=("loss", "size"))
     state = through_json(grads.state_dict())
-    place, keys = state, []
-    while True:
-        keys = sorted(place) if isinstance(place, dict) else []
-        key = data.draw(st.sampled_from(keys))
-        if not isinstance(place[key], dict) or not place[key] or data.draw(st.booleans()):
-            break
-        place = place[key]
-    junk = st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers(), max_size=2)
-    )
-    place[key] = data.draw(junk)
+    replace_any_part(data, state)
     before = fingerprint(grads, model)
     try:
         grads.load_state_dict(state)
