@@ -124,6 +124,15 @@ def test_listening_again(seen):
     assert (True, []) == (request.requested, seen)
 
 
+def test_no_thread_is_left_where_nothing_runs():
+    """After wait(), the thread of the call has ended too: who looks sees none, and a fork would inherit none."""
+    background = Background()
+    for _ in range(20):
+        background.start(lambda: None)
+        background.wait()
+        assert [] == [one.name for one in threading.enumerate() if one.name.startswith("checkpoint")]
+
+
 def test_an_interrupted_wait_can_be_repeated(monkeypatch):
     """Ctrl-C while the disk is waited for: what runs is not forgotten, and its error is heard by the next call."""
     gate = threading.Event()

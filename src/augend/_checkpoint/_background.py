@@ -16,6 +16,7 @@ class Background:
 
     def __init__(self) -> None:
         self._future: Future[None] | None = None
+        self._executor: ThreadPoolExecutor | None = None
         self._process = os.getpid()
 
     @property
@@ -30,9 +31,9 @@ class Background:
             Whatever the call before it raised.
         """
         self.wait()
-        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._future = executor.submit(call)
-        executor.shutdown(wait=False)
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._future = self._executor.submit(call)
+        self._executor.shutdown(wait=False)
 
     @property
     def failed(self) -> bool:
@@ -45,6 +46,7 @@ class Background:
             return
         if self._process == os.getpid():  # else a fork, in which nothing runs
             wait_for([self._future])
+            self._end()
         future, self._future = self._future, None
         if future.done():
             future.result()
@@ -54,5 +56,12 @@ class Background:
         if self._future is None or self._process != os.getpid():
             return
         error, self._future = self._future.exception(), None
+        self._end()
         if error is not None:
             warnings.warn(f"a checkpoint was not saved: {error}", RuntimeWarning, stacklevel=2)
+
+    def _end(self) -> None:
+        """Wait for the thread too, which has nothing more to do, and forget it."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=True)
+            self._executor = None
