@@ -19,7 +19,7 @@ def rounded(value: Real | float) -> float:
     try:
         return float(struct.unpack("f", struct.pack("f", float(value)))[0])
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return -math.inf if value < 0 else math.inf
 
 
 def _round_all(numbers: AdamW | SGD) -> None:
