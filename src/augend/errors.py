@@ -9,6 +9,7 @@ The tree, each with the built-in that it also is::
     ├── PlacementError        ValueError     a mesh or a world that this call cannot serve
     ├── SplitError            ValueError     rows that cannot be split or dealt as asked
     ├── ConfigError           ValueError     a run file, an option or a source that cannot be used
+    ├── GGUFError             ValueError     a GGUF file that cannot be written, read or trusted
     ├── CheckpointError       RuntimeError   a checkpoint that cannot be written, read or trusted
     ├── StateError            RuntimeError   a call out of order
     ├── UnusedError           RuntimeError   ranks disagree on which parameters were used
@@ -28,6 +29,7 @@ __all__ = [
     "ContractError",
     "CounterOverflowError",
     "EmptyWindowError",
+    "GGUFError",
     "GradientError",
     "LostRankError",
     "NonFiniteError",
@@ -65,6 +67,10 @@ class SplitError(AugendError, ValueError):
 
 class ConfigError(AugendError, ValueError):
     """A run file, a command-line option or a data source cannot be used."""
+
+
+class GGUFError(AugendError, ValueError):
+    """A GGUF file cannot be written, read or trusted; the message names the file."""
 
 
 class CheckpointError(AugendError, RuntimeError):
