@@ -39,7 +39,7 @@ class Random:
         >>> values = [0, 1, 2, 3]
         >>> random.shuffle(values)
         >>> values
-        [3, 1, 2, 0]
+        [2, 3, 0, 1]
     """
 
     def __init__(self, seed: int = 5489) -> None:
