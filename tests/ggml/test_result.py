@@ -182,6 +182,19 @@ def test_one_batch_without_hits_hides_the_accuracy(compat) -> None:
     assert 0.5 == result.accuracy().value
 
 
+@given(batches=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=9))
+def test_an_accuracy_may_be_asked_for_at_any_time(batches: list[tuple[int, int]]) -> None:
+    """Asking after every batch, or once at the end, gives the same bits."""
+    asked, silent = Result(), Result()
+    for rows, hits in batches:
+        tally, correct = Tally(torch.ones(rows), torch.ones(rows)), min(rows, hits)
+        for one in (asked, silent):
+            one.record(rows=rows, loss=0.0, period=1, loss_kind=Loss.CROSS_ENTROPY, tally=tally, correct=correct)
+        asked.accuracy()
+    assert silent.accuracy().value == asked.accuracy().value
+    assert same(silent.accuracy().error, asked.accuracy().error)
+
+
 def test_predictions_keep_their_order() -> None:
     """They come as they were evaluated, and are copies."""
     result, first = Result(), torch.tensor([3, 1])

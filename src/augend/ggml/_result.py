@@ -47,6 +47,8 @@ class Result:
         self._mean = Mean()  # over rows, without
         self._waiting: list[Tally] = []  # for the mean
         self._waiting_rows = 0
+        self._accuracy = Accuracy()
+        self._judged = 0, 0  # rows and hits that are in the accuracy
         self._predictions: list[Tensor] = []
 
     def record(
@@ -153,9 +155,11 @@ class Result:
             share = self._correct / self._count
             error = math.sqrt(share * (1.0 - share) / (self._count - 1)) if self._count > 1 else math.nan
             return Estimate(share, error, self._count)
-        accuracy, ones = Accuracy(), torch.ones(self._count, dtype=torch.int64)
-        accuracy.update_tally(Tally((torch.arange(self._count) < self._correct).to(torch.float32), ones))
-        return accuracy.compute()
+        rows, hits = self._count - self._judged[0], self._correct - self._judged[1]  # since somebody asked last
+        right = torch.arange(rows) < hits  # [rows]; which of them they were is in no bit
+        self._accuracy.update_tally(Tally(right.to(torch.float32), torch.ones(rows, dtype=torch.int64)))
+        self._judged = self._count, self._correct
+        return self._accuracy.compute()
 
     def predictions(self) -> Tensor:
         """Return all predictions in the order of evaluation, int32 ``[count]``; none where the loss makes none."""
