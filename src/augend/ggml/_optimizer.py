@@ -1,0 +1,441 @@
+"""Optimizer: a graph, its loss and its window of gradients, evaluated one physical batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast, final
+
+import torch
+from torch import Tensor
+
+from augend import Accumulator
+from augend.errors import ContractError, StateError
+from augend.ggml._dataset import Dataset
+from augend.ggml._graph import Graph
+from augend.ggml._losses import Measured, items_of, measure
+from augend.ggml._nodes import Node
+from augend.ggml._parameters import (
+    Build,
+    Kind,
+    Loss,
+    Moment,
+    Parameters,
+    Schedule,
+    adamw_vector,
+    check_parameters,
+)
+from augend.ggml._predictions import count_correct, predict
+from augend.ggml._random import Random
+from augend.ggml._result import Result
+from augend.ggml._rules import Compat, rules_of
+from augend.ggml._run import narrowed, widened
+from augend.ggml._steps import step_adamw_, step_sgd_
+
+_DEFAULTS: Final = Parameters()
+_DATAPOINTS: Final = 2  # of [ne3, ne2, ne1, ne0]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What is trained, on what, and how.
+
+    Args:
+        inputs: The leaf that takes a physical batch, ``[width, rows]`` in ggml's order.
+        outputs: What the loss is taken of; its dimension 1 is the datapoints.
+        loss: Which loss.
+        kind: Which optimizer.
+        period: Physical batches in a window, which one update is made of.
+        parameters: The optimizer's numbers, or a function that is asked for them before each update.
+        build: What may be evaluated; updates, unless less is wanted.
+    """
+
+    inputs: Node
+    outputs: Node
+    loss: Loss
+    kind: Kind = Kind.ADAMW
+    period: int = 1
+    parameters: Parameters | Schedule = _DEFAULTS
+    build: Build = Build.UPDATE
+
+
+@final
+class Optimizer:
+    """Evaluates a graph on physical batches, gathers gradients over a window of them, and updates the parameters.
+
+    Write a physical batch into ``training.inputs`` and ``labels_tensor`` with ``graph.set_values``, between
+    ``allocate``, which says what will be done, and ``evaluate``, which does it. ``epoch`` and ``fit`` do it for a
+    whole ``Dataset``.
+
+    The gradients of a window are summed by an ``augend.Accumulator`` and divided once, by what was counted: neither
+    the size of the physical batches nor a short last one changes the update. An evaluation without gradients changes
+    nothing of the training. With ``compat`` both are as in ggml, or in its port.
+
+    Args:
+        graph: Whose parameters are trained: all that ``training.outputs`` is made of.
+        training: What is trained, on what, and how.
+        random: What ``shuffle`` draws from; seeded with 5489 if None, as in ggml.
+        compat: Whose numbers to reproduce; None for the right ones.
+
+    Raises:
+        ContractError: A node is of another graph, nothing is trained, a step stands in the graph, the period or the
+            parameters are out of bounds, or outputs of a cross entropy are no matrix.
+
+    Example:
+        >>> from augend.ggml import Graph, Kind, Loss, Optimizer, Parameters, Training
+        >>> graph = Graph()
+        >>> x, w = graph.tensor((2, 2)), graph.tensor((2,), parameter=True)
+        >>> b = graph.tensor(1, parameter=True)
+        >>> graph.set_values(w, [1.0, 1.0])
+        >>> training = Training(
+        ...     inputs=x,
+        ...     outputs=graph.add(graph.mul(x, w), b),
+        ...     loss=Loss.MEAN_SQUARED_ERROR,
+        ...     kind=Kind.SGD,
+        ...     period=2,
+        ...     parameters=Parameters(sgd=[0.1, 0.0]),
+        ... )
+        >>> optimizer = Optimizer(graph, training)
+        >>> for _ in range(2):
+        ...     optimizer.allocate(backward=True)
+        ...     graph.set_values(x, [[1.0, 2.0], [3.0, 4.0]])
+        ...     optimizer.evaluate()
+        3.75
+        3.75
+        >>> graph.values(w), graph.values(b)
+        (tensor([0.5000, 0.0000]), tensor([-0.5000]))
+    """
+
+    def __init__(
+        self, graph: Graph, training: Training, *, random: Random | None = None, compat: Compat | None = None
+    ) -> None:
+        self._rules = rules_of(compat)
+        _check_training(graph, training, compat)
+        self.graph = graph
+        self.training = training
+        self.compat: Compat | None = compat
+        self.module = graph.module(training.inputs, training.outputs)
+        self.random = Random() if random is None else random
+        self._nodes = graph.parameters(training.outputs)
+        self._names = {node: name for name, node in self._nodes.items()}
+        self._grads = Accumulator(self.module)
+        self._moments: dict[str, tuple[Tensor, Tensor]] = {}
+        if training.kind is Kind.ADAMW:
+            weights = {name: graph.storage(node).detach() for name, node in self._nodes.items()}
+            self._moments = {name: (torch.zeros_like(one), torch.zeros_like(one)) for name, one in weights.items()}
+        self._loss = graph.scratch((1,), "loss")
+        outputs = training.outputs
+        self._labels = graph.scratch(outputs.shape[: outputs.rank], "labels") if training.loss.has_labels else None
+        self._rows = training.inputs.torch_shape[0] if training.inputs.rank > 1 else 1
+        self.epoch = 0
+        self._iteration = 1
+        self._index = 0
+        self._mode = Build.UPDATE
+        self._ready = False
+        self._used: Mapping[str, Tensor] | None = None  # the gradients that the last update was made of
+        self._predictions: Tensor | None = None
+        self._correct: int | None = None
+
+    # ------------------------------------------------------------------ looking
+
+    @property
+    def kind(self) -> Kind:
+        """Which optimizer makes the updates."""
+        return self.training.kind
+
+    @property
+    def period(self) -> int:
+        """Physical batches in a window."""
+        return self.training.period
+
+    @property
+    def iteration(self) -> int:
+        """The number of the next update, from 1."""
+        return self._iteration
+
+    @property
+    def index(self) -> int:
+        """How many physical batches of the window are done."""
+        return self._index
+
+    @property
+    def loss_tensor(self) -> Node:
+        """The leaf that has the loss of the last evaluation, scaled by 1 / period unless it is a sum."""
+        return self._loss
+
+    @property
+    def labels_tensor(self) -> Node | None:
+        """The leaf that takes the labels, of the shape of the outputs; None where the loss has none."""
+        return self._labels
+
+    def predictions(self) -> Tensor | None:
+        """Return the classes that the last evaluation predicted, ``[rows]``, int32; None without a cross entropy."""
+        return self._predictions
+
+    def correct(self) -> int | None:
+        """Return how many predictions of the last evaluation were right; None without a cross entropy."""
+        return self._correct
+
+    def gradient(self, parameter: Node) -> Tensor:
+        """Return a copy of a parameter's gradient: what the window has gathered, scaled as ggml's accumulators are.
+
+        After an update it is what the update was made of, until the next evaluation with gradients.
+
+        Raises:
+            ContractError: The node is no parameter that is trained here.
+            StateError: With ``compat`` there are no gradients to look at where a window is one physical batch.
+        """
+        name = self._name_of(parameter)
+        if self.period == 1 and not self._rules.holds_gradients:
+            raise StateError("with compat, gradients are kept only for windows of more than one physical batch")
+        if self._used is not None:
+            return self._used[name].clone()
+        gathered = cast("Mapping[str, Tensor]", self._grads.pending).get(name)
+        if gathered is None:
+            return torch.zeros(parameter.torch_shape, device="cpu")
+        if self._rules.lazy_gradients or self.training.loss is Loss.SUM:
+            return gathered.clone()
+        shape = self.training.outputs.shape
+        return gathered / (self.period * shape[1] * items_of(self.training.loss, shape))
+
+    def moments(self, parameter: Node) -> tuple[Tensor, Tensor]:
+        """Return copies of the first and second moment of a parameter.
+
+        Raises:
+            ContractError: The node is no parameter that is trained here, or the optimizer has no moments.
+        """
+        name = self._name_of(parameter)
+        if name not in self._moments:
+            raise ContractError(f"{self.kind} keeps no moments; AdamW does")
+        m, v = self._moments[name]
+        return m.clone(), v.clone()
+
+    def _name_of(self, parameter: Node) -> str:
+        if parameter not in self._names:
+            raise ContractError(f"{parameter!r} is no parameter that is trained here; those are {[*self._nodes]}")
+        return self._names[parameter]
+
+    # ------------------------------------------------------------------ working
+
+    def allocate(self, backward: bool, *, last: bool = False) -> None:  # noqa: FBT001  # ggml's name and order
+        """Choose what the next evaluation does: look, gather gradients, or gather them and update.
+
+        Args:
+            backward: Whether gradients are gathered; the last physical batch of a window also updates.
+            last: This physical batch ends the window, however many it has; not with ``compat``.
+
+        Raises:
+            StateError: The evaluation that was allocated before was not made, or the optimizer was built for less.
+        """
+        if self._ready:
+            raise StateError("the optimizer already waits for evaluate(); allocate once for each evaluation")
+        if backward and self.training.build is Build.FORWARD:
+            raise StateError("this optimizer was built to evaluate only (Build.FORWARD): it has no gradients")
+        if last and self._rules.lazy_gradients:
+            raise StateError("with compat a window has always as many physical batches as its period says")
+        if backward or self._rules.forward_moves:
+            self._used = None
+        if not backward:
+            self._mode = Build.FORWARD
+        elif self.training.build is Build.UPDATE and (last or self._index + 1 == self.period):
+            self._mode = Build.UPDATE
+        else:
+            self._mode = Build.GRADIENT
+        self._ready = True
+
+    def write(self, data: Tensor, labels: Tensor | None) -> None:
+        """Write a physical batch of a data set into inputs and labels: all rows, or the first of them.
+
+        Args:
+            data: ``[rows, width]``.
+            labels: ``[rows, width]``; None where the loss has none.
+        """
+        with torch.no_grad():
+            self.graph.storage(self.training.inputs)[: len(data)] = data
+            if self._labels is not None and labels is not None:
+                self.graph.storage(self._labels)[: len(labels)] = labels
+
+    def evaluate(self, result: Result | None = None, *, rows: int | None = None) -> float:
+        """Evaluate the physical batch that the inputs and labels hold, and do what was allocated.
+
+        Args:
+            result: Takes the loss and the predictions.
+            rows: Only so many of the first datapoints are there, as in a short last batch; all if None.
+
+        Returns:
+            The value of ``loss_tensor``.
+
+        Raises:
+            StateError: Nothing was allocated, or an earlier evaluation failed: ``reset`` the optimizer.
+            ContractError: The parameters of the update are out of bounds (nothing was done), or ``rows`` is.
+            NonFiniteError: A gradient of the window is inf or nan, and ``compat`` is None: nothing was updated; the
+                window cannot go on, ``reset`` empties it.
+        """
+        if not self._ready:
+            raise StateError("evaluate() does what allocate() chose: call allocate first")
+        whole = self._rows
+        if rows is not None and (not 1 <= rows <= whole or self._rules.whole_batches > (rows == whole)):
+            raise ContractError(f"rows must be from 1 to {whole}, with compat all {whole}; got {rows}")
+        parameters = self._parameters() if self._mode is Build.UPDATE else None
+        self._ready = False
+        measured = self._measure(whole if rows is None else rows)
+        if self._mode is not Build.FORWARD:
+            self._grads.backward(measured.offered)
+        if parameters is not None:
+            self._update(parameters)
+        self.graph.set_values(self._loss, [measured.loss])
+        if result is not None:
+            self._record(result, measured)
+        if self._mode is Build.UPDATE:
+            self._index = 0
+        elif self._mode is Build.GRADIENT or self._rules.forward_moves:
+            self._index = (self._index + 1) % self.period
+        return measured.loss
+
+    def _parameters(self) -> Parameters:
+        given = self.training.parameters
+        parameters = given if isinstance(given, Parameters) else given(Moment(self.epoch, self._iteration))
+        check_parameters(parameters, self.kind, self.compat)
+        return parameters
+
+    def _measure(self, rows: int) -> Measured:
+        training, graph = self.training, self.graph
+        with torch.set_grad_enabled(self._mode is not Build.FORWARD):
+            inputs = graph.storage(training.inputs)
+            values = self.module.results(inputs if rows == self._rows else inputs[:rows])
+            outputs = values[training.outputs]
+            labels = None
+            if self._labels is not None:
+                labels = widened(graph.storage(self._labels)).narrow(_DATAPOINTS, 0, outputs.shape[_DATAPOINTS])
+            measured = measure(outputs, labels, training.loss, self.period, self._rules)
+        for node, value in values.items():
+            if node.operation:
+                graph.keep(node, narrowed(value, node.rank))
+        if labels is not None and training.loss is Loss.CROSS_ENTROPY:
+            self._predictions = predict(outputs.detach()[0, 0], self._rules)
+            self._correct = count_correct(self._predictions, labels[0, 0], self._rules)
+        return measured
+
+    def _keep(self, values: Mapping[Node, Tensor]) -> None:
+        """Note what every operation's value was; what shares its storage with a leaf is copied, as that will change."""
+        leaves = {_address(value) for node, value in values.items() if not node.operation}
+        for node, value in values.items():
+            if node.operation:
+                own = value.clone() if _address(value) in leaves else value
+                self.graph.keep(node, narrowed(own, node.rank))
+
+    def _update(self, parameters: Parameters) -> None:
+        if self._rules.lazy_gradients:
+            used = cast("Mapping[str, Tensor]", self._grads.finish_sums().gradients)  # of one term
+        else:
+            used = self._grads.finish_mean(empty="one").gradients
+        self._used = used
+        with torch.no_grad():
+            for name, gradient in used.items():
+                weight = self.graph.storage(self._nodes[name])
+                if self.kind is Kind.ADAMW:
+                    step_adamw_(weight, gradient, *self._moments[name], adamw_vector(parameters.adamw, self._iteration))
+                else:
+                    step_sgd_(weight, gradient, (parameters.sgd.alpha, parameters.sgd.wd))
+        self._iteration += 1
+
+    def _record(self, result: Result, measured: Measured) -> None:
+        result.record(
+            rows=self.training.outputs.shape[1] if measured.rows is None else len(measured.rows.total),
+            loss=measured.loss,
+            period=self.period,
+            loss_kind=self.training.loss,
+            tally=measured.rows,
+            predictions=self._predictions,
+            correct=self._correct,
+        )
+
+    def reset(self, optimizer: bool = False) -> None:  # noqa: FBT001, FBT002  # ggml's
+        """Clear the gradients of the window, which begins anew (with ``compat``, where it was).
+
+        Args:
+            optimizer: Whether moments and the number of the next update are cleared, too.
+        """
+        self._grads.reset()
+        self._used = None
+        if not self._rules.forward_moves:
+            self._index = 0
+        if optimizer:
+            self._iteration = 1
+            for one in self._moments.values():
+                one[0].zero_()
+                one[1].zero_()
+
+    def shuffle(self, dataset: Dataset, rows: int | None = None) -> None:
+        """Shuffle a data set with this optimizer's random numbers; see ``Dataset.shuffle``."""
+        dataset.shuffle(self.random, rows)
+
+    # -------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that training depends on besides the graph's parameters: also gradients of an open window.
+
+        Raises:
+            StateError: An evaluation was allocated and not made.
+        """
+        if self._ready:
+            raise StateError("an evaluation was allocated: make it, and save then")
+        return {
+            **self._identity(),
+            "epoch": self.epoch,
+            "iteration": self._iteration,
+            "index": self._index,
+            "mode": self._mode.name,
+            "random": self.random.state_dict(),
+            "gradients": self._grads.state_dict(),
+            "moments": {name: {"m": m.clone(), "v": v.clone()} for name, (m, v) in self._moments.items()},
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        training = self.training
+        return {
+            "kind": training.kind.name,
+            "loss": training.loss.name,
+            "period": training.period,
+            "compat": self.compat or "",
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, bit for bit.
+
+        Raises:
+            ContractError: It is that of another kind, loss, period, compat or graph. Nothing was changed.
+        """
+        for key, own in self._identity().items():
+            if state.get(key) != own:
+                raise ContractError(f"the saved optimizer has {key} {state.get(key)!r}; this one has {own!r}")
+        moments = state["moments"]
+        shapes = {name: [tuple(one["m"].shape), tuple(one["v"].shape)] for name, one in moments.items()}
+        if shapes != {name: [tuple(one.shape) for one in pair] for name, pair in self._moments.items()}:
+            raise ContractError(f"the saved moments {shapes} are not of this graph's parameters")
+        self._grads.load_state_dict(state["gradients"])
+        self.random.load_state_dict(state["random"])
+        for name, (m, v) in self._moments.items():
+            m.copy_(moments[name]["m"])
+            v.copy_(moments[name]["v"])
+        self.epoch, self._iteration, self._index = state["epoch"], state["iteration"], state["index"]
+        self._mode, self._ready, self._used = Build[state["mode"]], False, None
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _check_training(graph: Graph, training: Training, compat: Compat | None) -> None:
+    period, outputs = training.period, training.outputs
+    if type(period) is not int or not 1 <= period <= graph.limits.period:
+        raise ContractError(f"period must be a whole number from 1 to {graph.limits.period}; got {period!r}")
+    graph.shape(training.inputs)
+    shape = graph.shape(outputs)
+    if training.loss is Loss.CROSS_ENTROPY and shape[2:] != (1, 1):
+        raise ContractError(f"the outputs of a cross entropy are [classes, rows]; {outputs!r} has more dimensions")
+    if not graph.parameters(outputs):
+        raise ContractError(f"nothing is trained: no tensor that {outputs!r} is made of was made with parameter=True")
+    if isinstance(training.parameters, Parameters) and (compat != "ggml"):
+        check_parameters(training.parameters, training.kind, compat)
