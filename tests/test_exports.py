@@ -75,6 +75,7 @@ def test_front_door_has_a_home_for_every_name() -> None:
     assert [
         "data",
         "errors",
+        "ggml",
         "losses",
         "metrics",
         "models",

@@ -30,6 +30,7 @@ __all__ = [
     "errors",
     "evaluate",
     "fit",
+    "ggml",
     "inspect",
     "losses",
     "metrics",

@@ -1,5 +1,6 @@
 from augend import data as data
 from augend import errors as errors
+from augend import ggml as ggml
 from augend import losses as losses
 from augend import metrics as metrics
 from augend import models as models
@@ -48,6 +49,7 @@ __all__ = [
     "errors",
     "evaluate",
     "fit",
+    "ggml",
     "inspect",
     "losses",
     "metrics",
