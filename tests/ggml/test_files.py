@@ -281,7 +281,7 @@ COUNTS = b"GGUF" + struct.pack("<I", 3)
 HOSTILE = {
     "nothing": (b"", "the file ends at byte 0"),
     "magic": (b"GGML" + bytes(60), "begins with b'GGML'"),
-    "version 1": (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1 "),
+    "version 1": (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1 in this machine's byte order"),
     "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648 in this machine's byte order"),
     "tensors": (COUNTS + HUGE + struct.pack("<Q", 0), "the file ends"),
     "keys": (COUNTS + struct.pack("<Q", 0) + HUGE, "the file ends"),
