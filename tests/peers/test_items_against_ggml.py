@@ -30,7 +30,7 @@ def test_the_list_is_of_this_header() -> None:
 
 
 def test_every_name_of_the_header_is_in_the_list() -> None:
-    """Each word of the header that begins with ggml_opt_, and each field of its structures, is an item, and no other."""
+    """Each word of the header that begins with ggml_opt_, and each field of its structures, is an item, and no more."""
     words = set(re.findall(r"\bggml_opt_\w+|\bGGML_OPT_\w+", code()))
     structures = re.findall(r"^    struct (\w+) \{(.*?)^    \};", code(), re.DOTALL | re.MULTILINE)
     assert ["ggml_opt_optimizer_params", "ggml_opt_params"] == [name for name, _ in structures]
