@@ -10,11 +10,12 @@ from augend.ggml._limits import Limits
 from augend.ggml._line import Bar, progress_line
 from augend.ggml._module import GraphModule
 from augend.ggml._nodes import Node
-from augend.ggml._optimizer import Optimizer, Training
+from augend.ggml._optimizer import Optimizer
 from augend.ggml._parameters import SGD, AdamW, Build, Kind, Loss, Moment, Parameters, Schedule
 from augend.ggml._random import Random
 from augend.ggml._result import Result
 from augend.ggml._rules import Compat
+from augend.ggml._training import Training
 
 __all__ = [
     "SGD",

@@ -19,10 +19,11 @@ from augend.ggml._graph import Graph
 from augend.ggml._history import History
 from augend.ggml._limits import Limits
 from augend.ggml._line import Bar
-from augend.ggml._optimizer import Optimizer, Training
+from augend.ggml._optimizer import Optimizer
 from augend.ggml._parameters import Moment, Parameters, Schedule, check_parameters, rounded
 from augend.ggml._random import Random
 from augend.ggml._rules import Compat, rules_of
+from augend.ggml._training import Training
 
 
 @final

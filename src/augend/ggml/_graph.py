@@ -255,9 +255,16 @@ class Graph(Builder):
         with torch.no_grad():
             storage.copy_(given.reshape(storage.shape))
 
-    def keep(self, node: Node, values: Tensor) -> None:
-        """Note what an operation's value was in the last run."""
-        self._values[node] = values.detach()
+    def keep(self, results: Mapping[Node, Tensor]) -> None:
+        """Note what the operations of a run came to, ``[ne3, ne2, ne1, ne0]`` each.
+
+        What shares its storage with a leaf is copied, as that will change.
+        """
+        leaves = {value.untyped_storage().data_ptr() for node, value in results.items() if not node.operation}
+        for node, value in results.items():
+            if node.operation and node.operation not in STEPS:
+                own = value.clone() if value.untyped_storage().data_ptr() in leaves else value
+                self._values[node] = narrowed(own.detach(), node.rank)
 
     # ------------------------------------------------------------------- running
 
@@ -269,10 +276,7 @@ class Graph(Builder):
         """
         order = order_of(map(self._known, nodes))
         with torch.no_grad():
-            results = run(order, lambda leaf: widened(self.storage(leaf)))
-        for node, value in results.items():
-            if node.operation and node.operation not in STEPS:
-                self.keep(node, narrowed(value, node.rank).clone())
+            self.keep(run(order, lambda leaf: widened(self.storage(leaf))))
 
     def module(self, inputs: Node | Sequence[Node], outputs: Node | Sequence[Node]) -> GraphModule:
         """Return a module that computes the outputs from the inputs, with the graph's own parameters.

@@ -53,8 +53,8 @@ class GraphModule(nn.Module):
         """
         results = self.results(*inputs)
         if isinstance(self._outputs, Node):
-            return narrowed(results[self._outputs], self._outputs.rank)
-        return tuple(narrowed(results[node], node.rank) for node in self._outputs)
+            return _given_out(results[self._outputs], self._outputs)
+        return tuple(_given_out(results[node], node) for node in self._outputs)
 
     def results(self, *inputs: Tensor) -> dict[Node, Tensor]:
         """Return the value of every node, ``[ne3, ne2, ne1, ne0]``; arguments and errors are those of ``forward``."""
@@ -67,6 +67,10 @@ class GraphModule(nn.Module):
         if leaf.parameter:
             return self.get_parameter(self._names[leaf.index])
         return self.get_buffer(self._constants[leaf.index])
+
+
+def _given_out(value: Tensor, node: Node) -> Tensor:
+    return narrowed(value, node.rank).clone()  # a view would lose FSDP2's hooks to the first operation in place
 
 
 def _register(root: nn.Module, name: str, tensor: Tensor) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, cast, final
 
 import torch
@@ -21,7 +20,6 @@ from augend.ggml._parameters import (
     Loss,
     Moment,
     Parameters,
-    Schedule,
     adamw_vector,
     check_parameters,
 )
@@ -29,35 +27,11 @@ from augend.ggml._predictions import count_correct, predict
 from augend.ggml._random import Random
 from augend.ggml._result import Result
 from augend.ggml._rules import Compat, rules_of
-from augend.ggml._run import narrowed, widened
+from augend.ggml._run import widened
 from augend.ggml._steps import step_adamw_, step_sgd_
+from augend.ggml._training import Training, check_training
 
-_DEFAULTS: Final = Parameters()
 _DATAPOINTS: Final = 2  # of [ne3, ne2, ne1, ne0]
-
-
-@final
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
-    """What is trained, on what, and how.
-
-    Args:
-        inputs: The leaf that takes a physical batch, ``[width, rows]`` in ggml's order.
-        outputs: What the loss is taken of; its dimension 1 is the datapoints.
-        loss: Which loss.
-        kind: Which optimizer.
-        period: Physical batches in a window, which one update is made of.
-        parameters: The optimizer's numbers, or a function that is asked for them before each update.
-        build: What may be evaluated; updates, unless less is wanted.
-    """
-
-    inputs: Node
-    outputs: Node
-    loss: Loss
-    kind: Kind = Kind.ADAMW
-    period: int = 1
-    parameters: Parameters | Schedule = _DEFAULTS
-    build: Build = Build.UPDATE
 
 
 @final
@@ -111,7 +85,7 @@ class Optimizer:
         self, graph: Graph, training: Training, *, random: Random | None = None, compat: Compat | None = None
     ) -> None:
         self._rules = rules_of(compat)
-        _check_training(graph, training, compat)
+        check_training(graph, training, compat)
         self.graph = graph
         self.training = training
         self.compat: Compat | None = compat
@@ -309,21 +283,11 @@ class Optimizer:
             if self._labels is not None:
                 labels = widened(graph.storage(self._labels)).narrow(_DATAPOINTS, 0, outputs.shape[_DATAPOINTS])
             measured = measure(outputs, labels, training.loss, self.period, self._rules)
-        for node, value in values.items():
-            if node.operation:
-                graph.keep(node, narrowed(value, node.rank))
+        graph.keep(values)
         if labels is not None and training.loss is Loss.CROSS_ENTROPY:
             self._predictions = predict(outputs.detach()[0, 0], self._rules)
             self._correct = count_correct(self._predictions, labels[0, 0], self._rules)
         return measured
-
-    def _keep(self, values: Mapping[Node, Tensor]) -> None:
-        """Note what every operation's value was; what shares its storage with a leaf is copied, as that will change."""
-        leaves = {_address(value) for node, value in values.items() if not node.operation}
-        for node, value in values.items():
-            if node.operation:
-                own = value.clone() if _address(value) in leaves else value
-                self.graph.keep(node, narrowed(own, node.rank))
 
     def _update(self, parameters: Parameters) -> None:
         if self._rules.lazy_gradients:
@@ -421,21 +385,3 @@ class Optimizer:
             v.copy_(moments[name]["v"])
         self.epoch, self._iteration, self._index = state["epoch"], state["iteration"], state["index"]
         self._mode, self._ready, self._used = Build[state["mode"]], False, None
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _check_training(graph: Graph, training: Training, compat: Compat | None) -> None:
-    period, outputs = training.period, training.outputs
-    if type(period) is not int or not 1 <= period <= graph.limits.period:
-        raise ContractError(f"period must be a whole number from 1 to {graph.limits.period}; got {period!r}")
-    graph.shape(training.inputs)
-    shape = graph.shape(outputs)
-    if training.loss is Loss.CROSS_ENTROPY and shape[2:] != (1, 1):
-        raise ContractError(f"the outputs of a cross entropy are [classes, rows]; {outputs!r} has more dimensions")
-    if not graph.parameters(outputs):
-        raise ContractError(f"nothing is trained: no tensor that {outputs!r} is made of was made with parameter=True")
-    if isinstance(training.parameters, Parameters) and (compat != "ggml"):
-        check_parameters(training.parameters, training.kind, compat)

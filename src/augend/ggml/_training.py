@@ -1,0 +1,57 @@
+"""Training: what an optimizer is told, and what of it cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from augend.errors import ContractError
+from augend.ggml._graph import Graph
+from augend.ggml._nodes import Node
+from augend.ggml._parameters import Build, Kind, Loss, Parameters, Schedule, check_parameters
+from augend.ggml._rules import Compat
+
+_DEFAULTS: Final = Parameters()
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What is trained, on what, and how.
+
+    Args:
+        inputs: The leaf that takes a physical batch, ``[width, rows]`` in ggml's order.
+        outputs: What the loss is taken of; its dimension 1 is the datapoints.
+        loss: Which loss.
+        kind: Which optimizer.
+        period: Physical batches in a window, which one update is made of.
+        parameters: The optimizer's numbers, or a function that is asked for them before each update.
+        build: What may be evaluated; updates, unless less is wanted.
+    """
+
+    inputs: Node
+    outputs: Node
+    loss: Loss
+    kind: Kind = Kind.ADAMW
+    period: int = 1
+    parameters: Parameters | Schedule = _DEFAULTS
+    build: Build = Build.UPDATE
+
+
+def check_training(graph: Graph, training: Training, compat: Compat | None) -> None:
+    """Refuse what cannot be trained.
+
+    Raises:
+        ContractError: A node is of another graph, nothing is trained, or something is out of bounds.
+    """
+    period, outputs = training.period, training.outputs
+    if type(period) is not int or not 1 <= period <= graph.limits.period:
+        raise ContractError(f"period must be a whole number from 1 to {graph.limits.period}; got {period!r}")
+    graph.shape(training.inputs)
+    shape = graph.shape(outputs)
+    if training.loss is Loss.CROSS_ENTROPY and shape[2:] != (1, 1):
+        raise ContractError(f"the outputs of a cross entropy are [classes, rows]; {outputs!r} has more dimensions")
+    if not graph.parameters(outputs):
+        raise ContractError(f"nothing is trained: no tensor that {outputs!r} is made of was made with parameter=True")
+    if isinstance(training.parameters, Parameters) and (compat != "ggml"):
+        check_parameters(training.parameters, training.kind, compat)
