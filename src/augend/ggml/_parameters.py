@@ -207,8 +207,8 @@ def adamw_vector(adamw: AdamW, iteration: int) -> tuple[float, ...]:
         the power is 1.
 
     Numerics:
-        The power is that of float64, rounded to float32; ggml's powf differs from it by one unit in the last place
-        where its own error of up to 0.52 units decides. The difference and the quotient are float32's own.
+        The power is that of float64, rounded to float32; ggml's is the C library's powf, which with glibc is one unit
+        off for one power in some 700. The difference and the quotient are float32's own.
     """
     power = float(rounded(iteration))
     return (*astuple(adamw), _correction(adamw.beta1, power), _correction(adamw.beta2, power))

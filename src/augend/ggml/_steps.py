@@ -26,7 +26,7 @@ def step_adamw_(weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor, vector: 
 
     Numerics:
         m ← m·β₁ + g·(1-β₁); v ← v·β₂ + g²·(1-β₂); w ← w·(1 - α·wd) - (α·(m·h₁)) / (√(v·h₂) + ε), each operation
-        rounded once to float32. Bitwise what ggml computes where its compiler does not fuse operations.
+        rounded once to float32. On a CPU bitwise what ggml computes where its compiler does not fuse operations.
     """
     numbers = _numbers(vector)
     for block in _blocks(weight, gradient, m, v):
