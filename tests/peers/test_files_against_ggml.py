@@ -13,6 +13,7 @@ import torch
 
 from augend.ggml import Graph, load_into, save
 
+pytestmark = pytest.mark.usefixtures("ggml")  # which skips where there is none
 PROCESS = Path(__file__).with_name("gguf_process.py")
 NETWORKS = {
     "mnist-fc": {"fc1.weight": (784, 500), "fc1.bias": (500,), "fc2.weight": (500, 10), "fc2.bias": (10,)},
@@ -45,7 +46,7 @@ def described(graph: Graph) -> dict[str, Any]:
     }
 
 
-def ggml(command: str, path: Path, text: str = "") -> Any:
+def peer(command: str, path: Path, text: str = "") -> Any:
     """Let ggml read or write a file, in a process of its own."""
     done = subprocess.run(
         [sys.executable, str(PROCESS), command, str(path)],
@@ -65,7 +66,7 @@ def test_ggml_reads_what_augend_saves(architecture: str, tmp_path: Path) -> None
     graph = graph_of(NETWORKS[architecture], seed=0)
     save(tmp_path / "saved.gguf", graph, architecture=architecture)
     expected = {"keys": 1, "architecture": architecture, "tensors": described(graph)}
-    assert expected == ggml("read", tmp_path / "saved.gguf")
+    assert expected == peer("read", tmp_path / "saved.gguf")
 
 
 @pytest.mark.parametrize("architecture", NETWORKS)
@@ -74,7 +75,7 @@ def test_ggml_writes_the_same_file(architecture: str, tmp_path: Path) -> None:
     graph, other = graph_of(NETWORKS[architecture], seed=0), graph_of(NETWORKS[architecture], seed=1)
     save(tmp_path / "augend.gguf", graph, architecture=architecture)
     what = json.dumps({"architecture": architecture, "tensors": described(graph)})
-    assert ggml("write", tmp_path / "ggml.gguf", what) is True
+    assert peer("write", tmp_path / "ggml.gguf", what) is True
     assert (tmp_path / "ggml.gguf").read_bytes() == (tmp_path / "augend.gguf").read_bytes()
     load_into(tmp_path / "ggml.gguf", other, architecture=architecture)
     assert described(graph) == described(other)
@@ -84,4 +85,4 @@ def test_ggml_refuses_what_is_cut_off_too(tmp_path: Path) -> None:
     """The reading of a damaged file is ggml's: it returns nothing, and does not abort."""
     save(tmp_path / "saved.gguf", graph_of(NETWORKS["ones"], seed=0), architecture="ones")
     (tmp_path / "cut.gguf").write_bytes((tmp_path / "saved.gguf").read_bytes()[:-100])
-    assert ggml("read", tmp_path / "cut.gguf") is None
+    assert peer("read", tmp_path / "cut.gguf") is None
