@@ -34,8 +34,9 @@ class Fit:
     Args:
         epochs: How often the training rows are gone through.
         logical_batch: Rows that one update is made of; a multiple of the physical batch.
-        validation_split: Which part of the rows is held out, in whole logical batches, rounded up; 0.05 means the
-            decimal, hence exactly 1/20 (with ``compat`` the float32 next to it, computed in float32).
+        validation_split: Which part of the rows is held out, or a little more, so that whole logical batches are left
+            to train on; 0.05 means the decimal, hence exactly 1/20 (with ``compat`` the float32 next to it, computed
+            in float32).
         parameters: The optimizer's numbers: a list with those of each epoch, or a function that is asked before each
             update; those of the training if None.
         patience: Stop after so many epochs in a row without a smaller validation loss (training loss where nothing is
@@ -217,12 +218,11 @@ def _sizes(dataset: Dataset, options: Fit, physical: int, compat: Compat | None)
         return logical // physical, _binary32(rounded(float(held_out)), dataset.count // logical) * logical
     if not held_out:
         return logical // physical, dataset.count
-    batches = -(-dataset.count // logical)
-    trained = int((1 - held_out) * batches)
+    trained = int((1 - held_out) * dataset.count / logical)
     if trained == 0:
         raise SplitError(
-            f"validation_split {options.validation_split} of {batches} logical batches leaves none to train on: make "
-            "it smaller, or the batches"
+            f"validation_split {options.validation_split} of {dataset.count} rows leaves no logical batch of {logical} "
+            "to train on: make it smaller, or the batches"
         )
     return logical // physical, trained * logical
 
