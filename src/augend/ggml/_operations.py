@@ -4,8 +4,8 @@ A tensor of ggml's shape (ne0, ne1, ne2, ne3) is a torch tensor [ne3, ne2, ne1, 
 that it gets, so that a graph runs with other numbers of rows than it was declared with.
 
 Numerics: each in the dtype of its inputs, within a few units in the last place of ggml's CPU kernels; sums and means
-are summed in float64 and rounded once, as there. Larger differences are ggml's: its CPU looks up ``gelu`` in a table of
-float16 (relative error up to 2^-10), and unpacks the pictures of ``conv_2d`` to the dtype of the kernel.
+are summed in float64 and rounded once, as there. Larger differences are ggml's: on the CPU it looks up ``gelu`` in a
+table of float16, from float16, and rounds both factors of the products of ``conv_2d`` to float16 (each up to 2^-11).
 """
 
 from __future__ import annotations
