@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from fractions import Fraction
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from ggml_runs import Model, floats, model_of, optimizer_of, options_of, oracle, same, training_of, upstream, weight_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 from augend.errors import CheckpointError, ContractError, NonFiniteError, SplitError
 from augend.ggml import (
@@ -57,9 +60,9 @@ def test_a_fit_learns_and_tells() -> None:
     """The history has one record an epoch, with falling losses, counts of rows, updates, seconds, and why it ended."""
     history = fitted(model_of(MLP, 4), classes(), options_of(6, 8, 0.25))
     assert [1, 2, 3, 4, 5, 6] == [one.number for one in history.epochs]
-    assert [24] * 6 == [one.loss.count for one in history.epochs]  # three logical batches of four: 24 of 26 rows
-    assert [2] * 6 == [one.validation_loss.count for one in history.epochs]
-    assert [3, 6, 9, 12, 15, 18] == [one.iteration for one in history.epochs]
+    assert [16] * 6 == [one.loss.count for one in history.epochs]  # two logical batches fit into 3/4 of 26 rows
+    assert [10] * 6 == [one.validation_loss.count for one in history.epochs]
+    assert [2, 4, 6, 8, 10, 12] == [one.iteration for one in history.epochs]
     assert history.epochs[-1].loss.value < history.epochs[0].loss.value
     assert all(one.seconds > 0 for one in history.epochs)
     assert 0.0 <= history.epochs[-1].validation_accuracy.value <= 1.0
@@ -96,6 +99,31 @@ def test_splits_are_what_is_written(split: Any, trained: int) -> None:
     fit(model.graph, training_of(model, Loss.SUM), column(20), options, on_train=see, on_evaluate=see)
     assert trained == seen[True]
     assert 20 - trained == seen.get(False, 0)
+
+
+@given(
+    rows=st.integers(min_value=1, max_value=40),
+    logical=st.integers(min_value=1, max_value=9),
+    thousandths=st.integers(min_value=1, max_value=999),
+)
+def test_at_least_the_part_that_was_asked_for_is_held_out(rows: int, logical: int, thousandths: int) -> None:
+    """Whole logical batches train, no row too many of them: one more would take of what is to be held out."""
+    split, seen = Fraction(thousandths, 1000), {True: 0, False: 0}
+
+    def see(event: Progress) -> None:
+        seen[event.train] = event.result.count
+
+    model = upstream(rows=logical)
+    options = options_of(1, logical, str(thousandths / 1000))
+    call = functools.partial(fit, model.graph, training_of(model, Loss.SUM), column(rows), options)
+    if (1 - split) * rows < logical:
+        with pytest.raises(SplitError):
+            call(on_train=see, on_evaluate=see)
+        return
+    call(on_train=see, on_evaluate=see)
+    assert rows == seen[True] + seen[False]
+    assert 0 == seen[True] % logical
+    assert split * rows <= seen[False] < split * rows + logical
 
 
 @pytest.mark.parametrize("split", ["a tenth", None, -0.1, 1, 1.5, math.nan, "1/0"], ids=repr)
@@ -254,7 +282,7 @@ def test_the_progress_line_is_written_where_it_is_asked_for() -> None:
     written = stream.getvalue()
     assert 2 == written.count("train: [")
     assert 2 == written.count("val:   [")
-    assert "data=0000024" in written
+    assert "data=0000016" in written
 
 
 def test_printing_nothing_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,6 +354,28 @@ def test_a_checkpoint_of_another_fit_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises((ContractError, CheckpointError)):
             fitted(model, dataset, options, checkpoint=tmp_path)
+
+
+def test_best_weights_of_another_graph_are_refused(tmp_path: Path) -> None:
+    """The best weights that patience keeps are of one graph: another one refuses the checkpoint, and nothing moves."""
+    patient = Fit(epochs=1, logical_batch=8, patience=1)
+    fitted(model_of(MLP, 4), classes(), patient, checkpoint=tmp_path)
+    model = model_of({**MLP, "params": [{**one, "name": f"other.{at}"} for at, one in enumerate(MLP["params"])]}, 4)
+    before = model.values()
+    with pytest.raises((ContractError, CheckpointError)):
+        fitted(model, classes(), patient, checkpoint=tmp_path)
+    assert same(before, model.values())
+
+
+@pytest.mark.parametrize(("one", "other"), [(None, "ggml"), ("ggml", "prism"), ("prism", None)])
+def test_data_and_fit_go_by_the_same_rules(one: Any, other: Any) -> None:
+    """A data set that was made for one side does not go into an optimizer or a fit of another."""
+    model = upstream()
+    with pytest.raises(ContractError, match="compat"):
+        fit(model.graph, training_of(model, Loss.SUM), column(4, one), options_of(1, 1), compat=other)
+    with pytest.raises(ContractError, match="compat"):
+        epoch(optimizer_of(model, Loss.SUM, compat=other), column(4, one))
+    assert 3.0 == weight_of(model)
 
 
 def test_the_whole_fit_in_ggmls_way_and_by_hand() -> None:

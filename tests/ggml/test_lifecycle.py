@@ -26,7 +26,7 @@ from ggml_runs import (
 from torch import Tensor
 
 from augend.errors import ContractError, StateError
-from augend.ggml import AdamW, Kind, Loss, Optimizer, Parameters
+from augend.ggml import AdamW, Graph, Kind, Loss, Optimizer, Parameters
 
 RECORD = oracle("lifecycle")
 SCENARIOS = [pytest.param(scenario, id=scenario["scenario"].split(":")[0][:48]) for scenario in RECORD["scenarios"]]
@@ -234,6 +234,67 @@ def test_a_short_last_window_steps_when_told_to() -> None:
     assert 2.0 == weight_of(model)
     with pytest.raises((ContractError, StateError)):
         optimizer_of(upstream(), Loss.MEAN, period=4, compat="ggml").allocate(True, last=True)
+
+
+def test_sgd_has_no_moments() -> None:
+    """Only AdamW has moments to look at."""
+    model = upstream()
+    with pytest.raises(ContractError, match="moments"):
+        optimizer_of(model, Loss.SUM).moments(model.parameters["weight"])
+
+
+@pytest.mark.parametrize(("rows", "compat"), [(0, None), (4, None), (2, "ggml"), (2, "prism")])
+def test_as_many_rows_as_there_are(rows: int, compat: str | None) -> None:
+    """A short batch has one to all rows, and in compat there is none: an error, after which all rows are evaluated."""
+    model = upstream(rows=3)
+    optimizer = optimizer_of(model, Loss.SUM, compat=compat)
+    optimizer.allocate(True)
+    with pytest.raises(ContractError, match="rows"):
+        optimizer.evaluate(rows=rows)
+    assert 9.0 == optimizer.evaluate(rows=3)
+
+
+def test_a_state_is_saved_between_evaluations() -> None:
+    """Between allocate and evaluate there is no state to save."""
+    optimizer = optimizer_of(upstream(), Loss.SUM)
+    optimizer.allocate(True)
+    with pytest.raises(StateError):
+        optimizer.state_dict()
+
+
+@pytest.mark.parametrize("key", ["kind", "loss", "period", "compat", "moments", "weight"])
+def test_a_state_of_another_optimizer_is_refused(key: str) -> None:
+    """A state is of one algorithm, loss, window, side and set of parameters; another is an error, and nothing moves."""
+    model = upstream()
+    settings: dict[str, Any] = {"loss": Loss.SUM, "kind": Kind.ADAMW, "period": 2, "compat": None}
+    optimizer = optimizer_of(model, **settings)
+    drive(optimizer, [1.0])
+    others = {"kind": Kind.SGD, "loss": Loss.MEAN, "period": 3, "compat": "ggml"}
+    state = optimizer_of(upstream(), **{**settings, **({key: others[key]} if key in others else {})}).state_dict()
+    if key == "moments":
+        state["moments"] = {"weight": {"m": torch.zeros(2), "v": torch.zeros(2)}}
+    if key == "weight":
+        state["moments"] = {"other": state["moments"]["weight"]}
+    before = optimizer.gradient(model.parameters["weight"]), optimizer.index
+    with pytest.raises(ContractError):
+        optimizer.load_state_dict(state)
+    assert before == (optimizer.gradient(model.parameters["weight"]), optimizer.index)
+
+
+@pytest.mark.parametrize("compat", ["gguf", "", 1], ids=repr)
+def test_sides_that_there_are(compat: Any) -> None:
+    """ggml and prism are the sides; another word is an error."""
+    with pytest.raises(ContractError, match="compat"):
+        optimizer_of(upstream(), Loss.SUM, compat=compat)
+
+
+def test_a_classification_is_a_matrix() -> None:
+    """Cross entropy takes classes and rows; outputs of more dimensions are an error where the optimizer is made."""
+    graph = Graph()
+    inputs = graph.tensor((3, 2, 2))
+    weight = graph.tensor((3,), parameter=True)
+    with pytest.raises(ContractError, match="dimensions"):
+        optimizer_of(Model(graph, inputs, graph.add(inputs, weight), {"w": weight}), Loss.CROSS_ENTROPY)
 
 
 def test_without_a_last_place_there_is_no_step() -> None:

@@ -268,7 +268,8 @@ def test_steps_take_tensors_that_fit() -> None:
     """Gradients and moments have the weight's shape, and the numbers are 7 or 2."""
     graph = small()
     weight, two, three, seven = (graph.tensor([size], parameter=size == 2) for size in (2, 2, 3, 7))
-    for wrong in ((weight, three, two), (weight, two, three)):
+    leaf = graph.tensor([2])
+    for wrong in ((weight, three, two), (weight, two, three), (leaf, two, two)):
         with pytest.raises(ContractError):
             graph.opt_step_sgd(*wrong)
     for wrong in ((weight, three, two, two, seven), (weight, two, two, three, seven), (weight, two, two, two, three)):
