@@ -81,6 +81,23 @@ def test_statistics_of_ggml(case: dict, compat: str) -> None:
     assert case["ndata"] == result.count == loss.count == accuracy.count
 
 
+@pytest.mark.parametrize("compat", COMPATS)
+@given(seed=st.integers(0, 1000), per_datapoint=st.booleans(), period=st.integers(1, 7))
+def test_sums_are_made_one_after_another(compat: str, seed: int, per_datapoint: bool, period: int) -> None:
+    """Many losses are summed as ggml's loop does: float32 products and squares, float64 sums in order."""
+    losses = np.random.default_rng(seed).normal(3, 1, 500).astype(np.float32)
+    result, kind = Result(compat=compat), Loss.MEAN if per_datapoint else Loss.SUM
+    total = squares = np.float64(0)
+    for loss in losses:
+        result.record(rows=2, loss=float(loss), period=period, loss_kind=kind)
+        scaled = loss * np.float32(period) if per_datapoint else loss
+        total, squares = total + np.float64(scaled), squares + np.float64(scaled * scaled)
+    mean = total / 500
+    variance = squares / 500 - mean * mean
+    error = math.sqrt(variance / 499 if per_datapoint else variance * 500 / 499)
+    assert (mean if per_datapoint else total, error) == (result.loss().value, result.loss().error)
+
+
 @pytest.mark.parametrize("compat", [None, *COMPATS])
 def test_nothing_recorded(compat) -> None:
     """An empty result has ggml's loss of 0 ± NaN, and no accuracy."""

@@ -33,11 +33,10 @@ class Random:
 
     Example:
         >>> from augend.ggml import Random
-        >>> random = Random()
-        >>> random.next()
+        >>> Random().next()
         3499211612
         >>> values = [0, 1, 2, 3]
-        >>> random.shuffle(values)
+        >>> Random().shuffle(values)
         >>> values
         [2, 3, 0, 1]
     """
