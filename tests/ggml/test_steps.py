@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from augend.ggml._parameters import AdamW, adamw_vector
+from augend.ggml._parameters import AdamW, adamw_vector, rounded
 from augend.ggml._steps import _BLOCK, step_adamw_, step_sgd_
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ggml"
@@ -110,13 +110,23 @@ def test_steps_of_a_ggml_that_fuses_operations() -> None:
     assert fused
 
 
-@given(seed=st.integers(0, 1000), size=st.sampled_from([1, 7, 8, 100, 1001]), iteration=st.integers(1, 1000))
-def test_each_operation_rounds_once(seed: int, size: int, iteration: int) -> None:
-    """The steps are numpy's float32 arithmetic, bit for bit, also where a tensor's end fills no vector register."""
+@given(
+    seed=st.integers(0, 1000),
+    size=st.sampled_from([1, 7, 8, 100, 1001]),
+    iteration=st.integers(1, 1000),
+    alpha=st.floats(0.125, 1.0, width=32),
+    wd=st.floats(0, 1, width=32),
+)
+@example(seed=0, size=100, iteration=1, alpha=rounded(0.51), wd=rounded(0.42))
+def test_each_operation_rounds_once(seed: int, size: int, iteration: int, alpha: float, wd: float) -> None:
+    """The steps are numpy's float32 arithmetic, bit for bit, also where a tensor's end fills no vector register.
+
+    The example is one where the weight that is kept depends on α·wd being rounded before it is subtracted.
+    """
     generator = torch.Generator().manual_seed(seed)
     w, g, m, v = (torch.randn(size, generator=generator) * 10.0 ** (seed % 7 - 3) for _ in range(4))
     v = v.abs()
-    vector = adamw_vector(AdamW(alpha=1e-2, wd=0.1), iteration)
+    vector = adamw_vector(AdamW(alpha=alpha, wd=wd), iteration)
     expected = adamw_twin(*(one.numpy().copy() for one in (w, g, m, v)), vector)
     gradient = g.clone()
     step_adamw_(w, g, m, v, vector)
