@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from augend.errors import ContractError
 from augend.models._llama import Llama
+from augend.models._lora import Adapted
 
 _WEIGHTS: Final = "model.safetensors"
 _CONFIG: Final = "config.json"
@@ -42,8 +43,8 @@ def export(model: nn.Module, directory: str | Path, *, end_of_text: int | None =
 
     Raises:
         ContractError: The directory holds something, is none or is the current one; the model has what no such file
-            can hold (memory that is not there, a distributed tensor, state that is no tensor, an unusual dtype);
-            ``end_of_text`` is no token of this model.
+            can hold (memory that is not there, a distributed tensor, state that is no tensor, an unusual dtype) or no
+            other program would use (adapters: `merge_lora` comes first); ``end_of_text`` is no token of this model.
         OSError: It cannot be written.
 
     Numerics:
@@ -61,6 +62,7 @@ def export(model: nn.Module, directory: str | Path, *, end_of_text: int | None =
     """
     target = Path(directory)
     _check_new(target)
+    _check_plain(model)
     tensors = _tensors(model)
     config = _config(model, end_of_text)
     _make_parents(target.parent)
@@ -90,6 +92,17 @@ def _check_new(directory: Path) -> None:
         raise ContractError(f"{directory} is the current directory, which cannot be replaced; name a new one in it")
     if directory.is_dir() and (first := next(directory.iterdir(), None)) is not None:
         raise ContractError(f"{directory} holds something already, such as {first.name}; name a new directory")
+
+
+def _check_plain(model: nn.Module) -> None:
+    """Refuse adapters, which other programs would pass over in silence.
+
+    Raises:
+        ContractError: A layer has one.
+    """
+    name = next((name for name, module in model.named_modules() if isinstance(module, Adapted)), None)
+    if name is not None:
+        raise ContractError(f"{name} has an adapter, which is no part of the file's model; call merge_lora() first")
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

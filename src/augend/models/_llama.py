@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from augend.errors import ContractError
+from augend.models._positions import Places, places, rotated
 
 _STANDARD_DEVIATION = 0.02
 
@@ -39,6 +41,9 @@ class Llama(nn.Module):
         norm_eps: Added to the mean square before its root.
         tied: Whether the output weights are the embedding itself.
         dropout: Probability of zeroing in training: embeddings, attention weights, what a layer adds.
+        checkpoint_activations: Whether a layer keeps its input alone for the backward, and computes the rest once more
+            there (Chen et al., "Training deep nets with sublinear memory cost", 2016): about a third more time for a
+            fraction of the memory, and the same bits.
 
     Raises:
         ContractError: An argument is out of its range.
@@ -63,14 +68,13 @@ class Llama(nn.Module):
         norm_eps: float = 1e-5,
         tied: bool = True,
         dropout: float = 0.0,
+        checkpoint_activations: bool = False,
     ) -> None:
         super().__init__()
         groups = heads if kv_heads is None else kv_heads
         between = -(-8 * width // 96) * 32 if hidden is None else hidden
         sizes = {"vocab_size": vocab_size, "width": width, "layers": layers, "heads": heads, "kv_heads": groups}
-        for name, value in {**sizes, "hidden": between, "max_length": max_length}.items():
-            if value < 1:
-                raise ContractError(f"{name} must be at least 1; got {value}")
+        _check_positive({**sizes, "hidden": between, "max_length": max_length})
         if width % (2 * heads):
             raise ContractError(f"width must be an even multiple of heads; got width {width} and {heads} heads")
         if heads % groups:
@@ -90,6 +94,7 @@ class Llama(nn.Module):
             rope_theta=rope_theta,
             norm_eps=norm_eps,
             dropout=dropout,
+            checkpointed=checkpoint_activations,
         )
         self.lm_head = None if tied else nn.Linear(width, vocab_size, bias=False)
         self.reset_parameters()
@@ -104,26 +109,38 @@ class Llama(nn.Module):
                 into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
                 nn.init.normal_(parameter, std=narrow if into_residual else _STANDARD_DEVIATION)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """Return the logits of each next token.
 
         Rows may be padded on the right with any token: attention is causal, so no position sees what follows it.
 
         Args:
             tokens: ``[rows, length]`` int64.
+            documents: ``[rows, length]`` int64, for rows that several documents share: side by side, tokens with one
+                number are one document. Attention stays within it and its positions begin at 0, so its logits are
+                those it has in a row of its own. None: every row is one document.
 
         Returns:
             ``[rows, length, vocab_size]``, in the parameters' dtype.
 
         Raises:
-            ContractError: A row is longer than ``max_length``.
+            ContractError: A row is longer than ``max_length``, or ``documents`` has another shape than ``tokens``.
+
+        Numerics:
+            What a document shares its row with changes no bit of its logits; that it shares one at all does, by the
+            rounding of sums.
         """
         if tokens.dim() != 2 or tokens.shape[1] > self.max_length:  # noqa: PLR2004  rows and length
             got = f"{list(tokens.shape)}: cut the rows, or build the model with a larger max_length"
             raise ContractError(f"tokens must be [rows, length] with length at most {self.max_length}; got {got}")
-        x = self.model(tokens)  # [rows, length, width]
-        output = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return functional.linear(x, output.weight)
+        if documents is not None and documents.shape != tokens.shape:
+            got = f"{list(documents.shape)} for tokens {list(tokens.shape)}"
+            raise ContractError(f"documents must have one number for each token; got {got}")
+        x = self.model(tokens, documents)  # [rows, length, width]
+        if self.lm_head is None:
+            return functional.linear(x, self.model.embed_tokens.weight)
+        logits: Tensor = self.lm_head(x)
+        return logits
 
     @torch.no_grad()
     def generate(self, prompt: Sequence[int], max_tokens: int, *, stop: int | None = None) -> list[int]:
@@ -158,6 +175,12 @@ class Llama(nn.Module):
                 module.training = training
 
 
+def _check_positive(sizes: Mapping[str, int]) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise ContractError(f"{name} must be at least 1; got {value}")
+
+
 @final
 class _Decoder(nn.Module):
     """Embedding, layers, norm: Hugging Face's ``model``."""
@@ -174,22 +197,31 @@ class _Decoder(nn.Module):
         rope_theta: float,
         norm_eps: float,
         dropout: float,
+        checkpointed: bool,
     ) -> None:
         super().__init__()
         self.head_width, self.rope_theta = width // heads, rope_theta
         self.embed_tokens = nn.Embedding(vocab_size, width)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
-            _Layer(width, heads=heads, kv_heads=kv_heads, hidden=hidden, norm_eps=norm_eps, dropout=dropout)
+            _Layer(
+                width,
+                heads=heads,
+                kv_heads=kv_heads,
+                hidden=hidden,
+                norm_eps=norm_eps,
+                dropout=dropout,
+                checkpointed=checkpointed,
+            )
             for _ in range(layers)
         )
         self.norm = nn.RMSNorm(width, eps=norm_eps)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, documents: Tensor | None) -> Tensor:
         x = self.dropout(self.embed_tokens(tokens))  # [rows, length, width]
-        rotation = rotary(tokens.shape[1], self.head_width, self.rope_theta, x)
+        at = places(tokens.shape[1], documents, head_width=self.head_width, theta=self.rope_theta, like=x)
         for layer in self.layers:
-            x = layer(x, rotation)
+            x = layer(x, at)
         out: Tensor = self.norm(x)
         return out
 
@@ -198,16 +230,34 @@ class _Decoder(nn.Module):
 class _Layer(nn.Module):
     """Attention and SwiGLU, each added to the stream from its normalised copy."""
 
-    def __init__(self, width: int, *, heads: int, kv_heads: int, hidden: int, norm_eps: float, dropout: float) -> None:
+    def __init__(
+        self,
+        width: int,
+        *,
+        heads: int,
+        kv_heads: int,
+        hidden: int,
+        norm_eps: float,
+        dropout: float,
+        checkpointed: bool,
+    ) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(width, eps=norm_eps)
         self.self_attn = _Attention(width, heads, kv_heads, dropout)
         self.post_attention_layernorm = nn.RMSNorm(width, eps=norm_eps)
         self.mlp = _SwiGLU(width, hidden)
         self.dropout = nn.Dropout(dropout)
+        self.checkpointed = checkpointed
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        x = x + self.dropout(self.self_attn(self.input_layernorm(x), rotation))  # [rows, length, width]
+    def forward(self, x: Tensor, at: Places) -> Tensor:
+        if not self.checkpointed:
+            return self._passed(x, at)
+        # Within this forward, so that the second pass does not go through the hooks of a sharded layer again.
+        out: Tensor = checkpoint(self._passed, x, at, use_reentrant=False)
+        return out
+
+    def _passed(self, x: Tensor, at: Places) -> Tensor:
+        x = x + self.dropout(self.self_attn(self.input_layernorm(x), at))  # [rows, length, width]
         out: Tensor = x + self.dropout(self.mlp(self.post_attention_layernorm(x)))
         return out
 
@@ -224,17 +274,18 @@ class _Attention(nn.Module):
         self.v_proj = nn.Linear(width, kv_heads * self.head_width, bias=False)
         self.o_proj = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, at: Places) -> Tensor:
         query, key, value = (
             projection(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # [rows, heads, length, head_width]
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed = functional.scaled_dot_product_attention(
-            rotated(query, rotation),
-            rotated(key, rotation),
+            rotated(query, at),
+            rotated(key, at),
             value,
+            attn_mask=at.mask,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True,
+            is_causal=at.mask is None,
             enable_gqa=self.grouped,
         )
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))  # [rows, length, width]
@@ -254,23 +305,3 @@ class _SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
-
-
-def rotary(length: int, head_width: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of position · theta^(−2i/head_width), each ``[length, head_width]``, in ``like``'s dtype.
-
-    The frequencies are rounded as ``transformers`` rounds them, so that its logits are the same to the bit.
-    Made anew in each forward, which costs little: a buffer would be rounded where the model is cast to 16 bits, and
-    lost where it is built on the meta device.
-    """
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    frequencies = 1 / theta ** (torch.arange(0, head_width, 2, dtype=dtype, device=like.device) / head_width)
-    angles = torch.outer(torch.arange(length, dtype=dtype, device=like.device), frequencies).repeat(1, 2)
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
-
-
-def rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (i, i + head_width/2) of ``[rows, heads, length, head_width]`` by its angle."""
-    cosine, sine = rotation
-    first, second = x.chunk(2, dim=-1)
-    return x * cosine + torch.cat((-second, first), dim=-1) * sine
