@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
-
-import numpy as np
 
 from augend.errors import ContractError
 from augend.ggml._nodes import Node
+from augend.ggml._parameters import rounded
 
 
 class Builder(ABC):
@@ -48,11 +48,7 @@ class Builder(ABC):
             factor: Rounded to float32, where it must be finite.
             name: Of the result.
         """
-        with np.errstate(over="ignore"):
-            rounded = float(np.float32(factor))
-        if not math.isfinite(rounded):
-            raise ContractError(f"the factor of scale must be finite in float32; got {factor!r}")
-        return self._operate("scale", (x,), name, {"factor": rounded})
+        return self._operate("scale", (x,), name, {"factor": _finite("the factor of scale", factor)})
 
     def sqr(self, x: Node, *, name: str = "") -> Node:
         """Return x · x."""
@@ -173,11 +169,11 @@ class Builder(ABC):
                 declared, the outermost of them takes it up.
             name: Of the result.
         """
-        return self._operate("reshape", (x,), name, {"shape": tuple(shape)})
+        return self._operate("reshape", (x,), name, {"shape": _whole_numbers("the shape of reshape", shape)})
 
     def permute(self, x: Node, axes: tuple[int, int, int, int], *, name: str = "") -> Node:
         """Return ``x`` with its dimensions elsewhere: dimension i goes to place ``axes[i]``."""
-        return self._operate("permute", (x,), name, {"axes": tuple(axes)})
+        return self._operate("permute", (x,), name, {"axes": _whole_numbers("the axes of permute", axes)})
 
     def cont(self, x: Node, *, name: str = "") -> Node:
         """Return ``x`` with its elements in order; in torch they always seem to be."""
@@ -227,7 +223,19 @@ def _pair(what: str, pair: tuple[int, int], least: int) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
+def _whole_numbers(what: str, given: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(given, Sequence) or not all(type(one) is int for one in given):
+        raise ContractError(f"{what} must be whole numbers, one for each dimension; got {given!r:.80}")
+    return tuple(given)
+
+
+def _finite(what: str, given: float) -> float:
+    if not isinstance(given, Real) or not math.isfinite(number := rounded(given)):
+        raise ContractError(f"{what} must be a number that is finite in float32; got {given!r:.80}")
+    return number
+
+
 def _not_negative(eps: float) -> float:
-    if not 0 <= eps < math.inf:
-        raise ContractError(f"eps must be a finite number of at least 0; got {eps!r}")
+    if not isinstance(eps, Real) or not 0 <= eps < math.inf:
+        raise ContractError(f"eps must be a finite number of at least 0; got {eps!r:.80}")
     return float(eps)

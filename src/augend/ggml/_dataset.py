@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from augend.errors import ContractError, SplitError
+from augend.ggml._given import floats, numbers, whole_number
 from augend.ggml._limits import Limits
 from augend.ggml._random import Random
 from augend.ggml._rules import Compat, rules_of
@@ -64,7 +65,7 @@ class Dataset:
             raise ContractError(f"data and labels must have as many rows; got {self.count} and {len(self._labels)}")
         if self.width == 0:
             raise ContractError(f"a datapoint must have at least one element; got data {list(self._data.shape)}")
-        self._shard = _counted("shard", shard, 1, None if compat == "ggml" else self.count)
+        self._shard = whole_number("shard", shard, 1, None if compat == "ggml" else self.count)
         whole, rest = divmod(self.count, self._shard)
         self._shards = whole if self._rules.whole_batches else whole + (rest > 0)
         self._permutation = list(range(self._shards))
@@ -238,7 +239,7 @@ class Dataset:
         return {"count": self.count, "width": self.width, "label_width": self.label_width, "shard": self._shard}
 
     def _whole_shards(self, rows: int) -> int:
-        _counted("rows", rows, 1, None)
+        whole_number("rows", rows, 1, None)
         if rows % self._shard:
             raise ContractError(f"a batch must be whole shards of {self._shard} rows; got {rows} rows")
         return rows
@@ -247,7 +248,7 @@ class Dataset:
         """Return how many shards so many rows are."""
         if rows is None:
             return self._shards
-        _counted(what, rows, 0, self.count)
+        whole_number(what, rows, 0, self.count)
         if rows == self.count and not self._rules.whole_batches:
             return self._shards
         if rows % self._shard:
@@ -265,30 +266,15 @@ class Dataset:
 
 def _table(what: str, values: Any, widest: int, longest: int) -> Tensor:
     """Return a copy as float32 ``[count, width]``, after a look at the sizes."""
-    try:
-        tensor = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ContractError(f"{what} must be numbers, one row a datapoint: {error}") from error
-    if tensor.dim() == 0 or len(tensor) == 0 or tensor.is_complex():
+    tensor = numbers(what, values)
+    if tensor.dim() == 0 or len(tensor) == 0:
         raise ContractError(
             f"{what} must be real numbers [count, ...] with at least one row; got {tensor.dtype} {list(tensor.shape)}"
         )
     count, width = len(tensor), math.prod(tensor.shape[1:])
     if count > longest or width > widest:
         raise ContractError(f"{what} may be [{longest}, {widest}] at most; got [{count}, {width}]: see Limits")
-    return tensor.detach().reshape(count, width).to(torch.float32, copy=True)
-
-
-def _counted(what: str, number: object, least: int, most: int | None) -> int:
-    if (
-        isinstance(number, bool)
-        or not isinstance(number, int)
-        or number < least
-        or (most is not None and number > most)
-    ):
-        upper = "on" if most is None else f"to {most}"
-        raise ContractError(f"{what} must be an integer from {least} {upper}; got {number!r:.80}")
-    return number
+    return floats(what, tensor).reshape(count, width)
 
 
 def _hold_out_short(permutation: list[int], shards: int, short: int) -> None:

@@ -9,6 +9,7 @@ from typing import TypeAlias, final
 
 from augend.errors import ContractError
 from augend.ggml._dataset import Dataset
+from augend.ggml._given import whole_number
 from augend.ggml._optimizer import Optimizer
 from augend.ggml._result import Result
 from augend.ggml._rules import Compat
@@ -73,8 +74,9 @@ def epoch(
         NonFiniteError, StateError: As ``Optimizer.evaluate``.
     """
     rows = optimizer.training.inputs.shape[1]
-    split = dataset.count if split is None else split
+    split = dataset.count if split is None else whole_number("split", split, 0, dataset.count)
     _check(optimizer, dataset, rows, split)
+    whole_number("start", start, 0, -(-split // rows))
     trained, batches = -(-split // rows), dataset.batches(rows)
     train = Result(compat=optimizer.compat) if train is None else train
     evaluate = Result(compat=optimizer.compat) if evaluate is None else evaluate
@@ -143,7 +145,7 @@ def _check(optimizer: Optimizer, dataset: Dataset, rows: int, split: int) -> Non
         raise ContractError(
             f"with compat the rows must come in whole batches of {rows}; the data set has {dataset.count}"
         )
-    if not 0 <= split <= dataset.count or (split % rows and split != dataset.count):
+    if split % rows and split != dataset.count:
         raise ContractError(
             f"split must be a multiple of {rows} rows from 0 to {dataset.count}, or all rows; got {split}"
         )

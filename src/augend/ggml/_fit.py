@@ -15,12 +15,13 @@ from augend.errors import ContractError, SplitError
 from augend.ggml._course import Course
 from augend.ggml._dataset import Dataset
 from augend.ggml._epoch import Callback, Progress, check_compat, epoch
+from augend.ggml._given import whole_number
 from augend.ggml._graph import Graph
 from augend.ggml._history import History
 from augend.ggml._limits import Limits
 from augend.ggml._line import Bar
 from augend.ggml._optimizer import Optimizer
-from augend.ggml._parameters import Moment, Parameters, Schedule, check_parameters, rounded
+from augend.ggml._parameters import Build, Moment, Parameters, Schedule, check_parameters, rounded
 from augend.ggml._random import Random
 from augend.ggml._rules import Compat, rules_of
 from augend.ggml._training import Training
@@ -181,15 +182,18 @@ def _schedule(training: Training, options: Fit, compat: Compat | None, limits: L
         ("epochs", options.epochs, limits.epochs),
         ("logical_batch", options.logical_batch, limits.logical_batch),
     ):
-        if type(value) is not int or not 1 <= value <= most:
-            raise ContractError(f"{name} must be a whole number from 1 to {most}; got {value!r}")
-    if options.patience is not None and (type(options.patience) is not int or options.patience < 1):
-        raise ContractError(f"patience must be a whole number of at least 1, or None; got {options.patience!r}")
+        whole_number(name, value, 1, most)
+    if options.patience is not None:
+        whole_number("patience", options.patience, 1)
+    if training.build is not Build.UPDATE:
+        raise ContractError(f"a fit makes updates; the training is built for less, {training.build}")
     given = options.parameters
     if given is None:
         return training.parameters
-    if not isinstance(given, Sequence):
+    if callable(given):
         return given
+    if not isinstance(given, Sequence):
+        raise ContractError(f"parameters must be a list with those of each epoch, or a function; got {given!r:.80}")
     if len(given) != options.epochs:
         raise ContractError(f"parameters must have one entry for each of the {options.epochs} epochs; got {len(given)}")
     each = tuple(given)
@@ -215,7 +219,10 @@ def _sizes(dataset: Dataset, options: Fit, physical: int, compat: Compat | None)
         )
     held_out = _fraction(options.validation_split)
     if rules_of(compat).binary32_split:
-        return logical // physical, _binary32(rounded(float(held_out)), dataset.count // logical) * logical
+        as_float32 = rounded(float(held_out))
+        if as_float32 >= 1:
+            raise SplitError(f"validation_split must be less than 1 in float32; got {options.validation_split!r}")
+        return logical // physical, _binary32(as_float32, dataset.count // logical) * logical
     if not held_out:
         return logical // physical, dataset.count
     trained = int((1 - held_out) * dataset.count / logical)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from augend.errors import ContractError, StateError
 from augend.ggml._builder import Builder
+from augend.ggml._given import floats, integers
 from augend.ggml._limits import Limits
 from augend.ggml._module import GraphModule
 from augend.ggml._names import by_name, kept_name
@@ -163,7 +164,7 @@ class Graph(Builder):
         Raises:
             ContractError: There are none or more than four, or they are not positive, or too large.
         """
-        given = (shape,) if isinstance(shape, int) else tuple(shape)
+        given = (shape,) if isinstance(shape, int) else tuple(shape) if isinstance(shape, Iterable) else ()
         limit = self.limits.dimension
         if not 1 <= len(given) <= DIMENSIONS or not all(type(one) is int and 1 <= one <= limit for one in given):
             raise ContractError(
@@ -240,17 +241,19 @@ class Graph(Builder):
 
         Args:
             node: Of this graph.
-            values: A tensor, an array or nested lists of as many elements, in torch's order.
+            values: A tensor, an array or nested lists in torch's order, of the shape that ``values`` returns (ones at
+                its front may be missing), or all in one row.
 
         Raises:
-            ContractError: The node is no leaf or of another graph, or has another number of elements.
+            ContractError: The node is no leaf or of another graph, or the values are not so many numbers of its dtype.
         """
         storage = self.storage(node)
-        given = torch.as_tensor(values, device="cpu").detach()
-        fits = not given.is_complex() and (storage.is_floating_point() or not given.is_floating_point())
-        if given.numel() != storage.numel() or not fits:
+        what = f"the values of {node!r}"
+        given = floats(what, values) if storage.is_floating_point() else integers(what, values)
+        if given.shape != (storage.numel(),) and _padded(given) != _padded(storage):
             raise ContractError(
-                f"{node!r} takes {storage.numel()} numbers of {storage.dtype}; got {list(given.shape)} of {given.dtype}"
+                f"{node!r} takes {list(storage.shape)}, its shape in ggml reversed, or {storage.numel()} numbers in a "
+                f"row; got {list(given.shape)}"
             )
         with torch.no_grad():
             storage.copy_(given.reshape(storage.shape))
@@ -309,15 +312,24 @@ class Graph(Builder):
         """Replace the values of all parameters.
 
         Raises:
-            ContractError: A name is missing or unknown, or a shape is another. Nothing was changed.
+            ContractError: A name is missing or unknown, a shape is another, or what is there is no numbers. Nothing was
+                changed.
         """
         nodes = self.parameters()
+        if not isinstance(state, Mapping):
+            raise ContractError(f"the state of a graph is a mapping of tensors by name; got {type(state).__name__}")
         check_names(state, nodes)
+        given = {name: floats(name, state[name]) for name in nodes}
         for name, node in nodes.items():
-            if tuple(state[name].shape) != node.torch_shape:
-                raise ContractError(f"{name!r} is {list(node.torch_shape)} here; got {list(state[name].shape)}")
+            if given[name].shape != node.torch_shape:
+                raise ContractError(f"{name!r} is {list(node.torch_shape)} here; got {list(given[name].shape)}")
         for name, node in nodes.items():
-            self.set_values(node, state[name])
+            self.set_values(node, given[name])
+
+
+def _padded(tensor: Tensor) -> tuple[int, ...]:
+    """Return a shape with ones in front, so that it has as many dimensions as a graph."""
+    return (1,) * (DIMENSIONS - tensor.dim()) + tuple(tensor.shape)
 
 
 def check_names(given: Iterable[str], expected: Iterable[str]) -> None:

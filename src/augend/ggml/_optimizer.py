@@ -11,6 +11,7 @@ from torch import Tensor
 from augend import Accumulator
 from augend.errors import ContractError, StateError
 from augend.ggml._dataset import Dataset
+from augend.ggml._given import whole_number
 from augend.ggml._graph import Graph
 from augend.ggml._losses import Measured, items_of, measure
 from augend.ggml._nodes import Node
@@ -28,6 +29,7 @@ from augend.ggml._random import Random
 from augend.ggml._result import Result
 from augend.ggml._rules import Compat, rules_of
 from augend.ggml._run import widened
+from augend.ggml._saved import VERSION, read_state
 from augend.ggml._steps import step_adamw_, step_sgd_
 from augend.ggml._training import Training, check_training
 
@@ -249,8 +251,8 @@ class Optimizer:
         if not self._ready:
             raise StateError("evaluate() does what allocate() chose: call allocate first")
         whole = self._rows
-        if rows is not None and (not 1 <= rows <= whole or self._rules.whole_batches > (rows == whole)):
-            raise ContractError(f"rows must be from 1 to {whole}, with compat all {whole}; got {rows}")
+        if rows is not None:
+            whole_number("rows", rows, whole if self._rules.whole_batches else 1, whole)
         parameters = self._parameters() if self._mode is Build.UPDATE else None
         self._ready = False
         measured = self._measure(whole if rows is None else rows)
@@ -346,6 +348,7 @@ class Optimizer:
         if self._ready:
             raise StateError("an evaluation was allocated: make it, and save then")
         return {
+            "version": VERSION,
             **self._identity(),
             "epoch": self.epoch,
             "iteration": self._iteration,
@@ -369,19 +372,16 @@ class Optimizer:
         """Go on from a saved state, bit for bit.
 
         Raises:
-            ContractError: It is that of another kind, loss, period, compat or graph. Nothing was changed.
+            ContractError: It is that of another kind, loss, period, compat or graph, or damaged. Nothing was changed.
+            StateError: Its gradients are damaged, or a parameter is another than when the optimizer was made. The same.
         """
-        for key, own in self._identity().items():
-            if state.get(key) != own:
-                raise ContractError(f"the saved optimizer has {key} {state.get(key)!r}; this one has {own!r}")
-        moments = state["moments"]
-        shapes = {name: [tuple(one["m"].shape), tuple(one["v"].shape)] for name, one in moments.items()}
-        if shapes != {name: [tuple(one.shape) for one in pair] for name, pair in self._moments.items()}:
-            raise ContractError(f"the saved moments {shapes} are not of this graph's parameters")
-        self._grads.load_state_dict(state["gradients"])
-        self.random.load_state_dict(state["random"])
+        saved = read_state(state, self._identity(), self._moments, self.period)
+        Random().load_state_dict(saved.random)  # refuses what the optimizer's own would
+        swap_in = self._grads.prepare_load(saved.gradients)
+        swap_in()
+        self.random.load_state_dict(saved.random)
         for name, (m, v) in self._moments.items():
-            m.copy_(moments[name]["m"])
-            v.copy_(moments[name]["v"])
-        self.epoch, self._iteration, self._index = state["epoch"], state["iteration"], state["index"]
-        self._mode, self._ready, self._used = Build[state["mode"]], False, None
+            m.copy_(saved.moments[name][0])
+            v.copy_(saved.moments[name][1])
+        self.epoch, self._iteration, self._index, self._mode = saved.epoch, saved.iteration, saved.index, saved.mode
+        self._ready, self._used = False, None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from augend.errors import ContractError
+from augend.ggml._given import whole_number
 
 _VERSION: Final = 1
 _WORDS: Final = 624  # of the generator's state, and made at once
@@ -66,8 +67,7 @@ class Random:
         Raises:
             ContractError: It is not.
         """
-        if not 1 <= count < _RANGE:
-            raise ContractError(f"a bounded draw is made below a number from 1 to 2^32 - 1; got {count!r:.80}")
+        whole_number("the number that a draw stays below", count, 1, _MASK)
         product = self.next() * count
         if product & _MASK < count:
             threshold = (_RANGE - count) % count
@@ -151,9 +151,7 @@ def _key_of(seed: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
 def _checked(values: MutableSequence[int], count: int | None) -> int:
     if count is None:
         return len(values)
-    if not 0 <= count <= len(values):
-        raise ContractError(f"from 0 to all {len(values)} values can be shuffled; got {count!r:.80}")
-    return count
+    return whole_number("the number of values that are shuffled", count, 0, len(values))
 
 
 def _swap(values: MutableSequence[int], one: int, other: int) -> None:

@@ -67,7 +67,6 @@ def rules_of(compat: Compat | None) -> Rules:
     Raises:
         ContractError: There is no such side.
     """
-    try:
-        return _RULES[compat]
-    except KeyError:
-        raise ContractError(f'compat must be None, "ggml" or "prism"; got {compat!r}') from None
+    if compat is not None and compat not in ("ggml", "prism"):
+        raise ContractError(f'compat must be None, "ggml" or "prism"; got {compat!r:.80}')
+    return _RULES[compat]

@@ -106,6 +106,8 @@ def same_rows(node: Node, tensor: Tensor) -> Tensor:
     Raises:
         ContractError: It cannot.
     """
+    if not isinstance(tensor, Tensor):
+        raise ContractError(f"input {node!r} takes a tensor; got {type(tensor).__name__}")
     expected = node.torch_shape
     kind = "an integer" if node.dtype == torch.int32 else "a floating"
     fits = tensor.is_floating_point() if node.dtype == torch.float32 else tensor.dtype in _INTEGERS

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from augend.errors import ContractError
+from augend.ggml._given import whole_number
 from augend.ggml._graph import Graph
 from augend.ggml._nodes import Node
 from augend.ggml._parameters import Build, Kind, Loss, Parameters, Schedule, check_parameters
@@ -44,9 +45,16 @@ def check_training(graph: Graph, training: Training, compat: Compat | None) -> N
     Raises:
         ContractError: A node is of another graph, nothing is trained, or something is out of bounds.
     """
-    period, outputs = training.period, training.outputs
-    if type(period) is not int or not 1 <= period <= graph.limits.period:
-        raise ContractError(f"period must be a whole number from 1 to {graph.limits.period}; got {period!r}")
+    outputs = training.outputs
+    whole_number("period", training.period, 1, graph.limits.period)
+    for name, kind in (("loss", Loss), ("kind", Kind), ("build", Build)):
+        value = getattr(training, name)
+        if not isinstance(value, kind):
+            raise ContractError(f"{name} must be one of {', '.join(map(str, kind))}; got {value!r:.80}")
+    if not isinstance(training.parameters, Parameters) and not callable(training.parameters):
+        raise ContractError(
+            f"parameters must be Parameters or a function that returns some; got {training.parameters!r:.80}"
+        )
     graph.shape(training.inputs)
     shape = graph.shape(outputs)
     if training.loss is Loss.CROSS_ENTROPY and shape[2:] != (1, 1):
