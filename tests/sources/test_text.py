@@ -105,6 +105,35 @@ def test_a_tokenizer_file(folder, tokenizer, contents):
     assert "ein drei" == source.tokenizer.decode([1, 3, 0])
 
 
+class Begun:
+    """Letters of ASCII, with a token before and one after a text."""
+
+    vocab_size, start_of_text, end_of_text, padding = 130, 128, 129, 129
+
+    def encode(self, text):
+        return list(text.encode())
+
+
+def test_a_tokenizer_that_is_given(folder):
+    """An object that satisfies the protocol is taken as it is; each file begins with its start of text."""
+    for name in "ab":
+        (folder / f"{name}.begun").write_text(name * 3)
+    source = text([folder / "a.begun", folder / "b.begun"], length=3, tokenizer=Begun())
+    assert [[128, 97, 97], [97, 129], [128, 98, 98], [98, 129]] == tokens_of(source)
+    assert isinstance(source.tokenizer, Begun)
+    assert [[97, 97, 97]] == tokens_of(text(folder / "a.begun", length=3, tokenizer=Bytes()))
+
+
+def test_the_description_of_a_tokenizer_file(folder, tokenizer):
+    """It makes the same tokenizer again."""
+    (folder / "five.words").write_text("ein zwei drei")
+    first = text(folder / "five.words", tokenizer=tokenizer)
+    (folder / "again.json").write_text(first.tokenizer.description)
+    again = text(folder / "five.words", tokenizer=folder / "again.json")
+    assert tokens_of(first) == tokens_of(again)
+    assert first.tokenizer.description == again.tokenizer.description
+
+
 def test_truncation_and_padding_of_a_tokenizer_file_are_off(folder, tokenizer):
     """What a file was saved with neither cuts the text nor fills it up: rows are cut and padded here."""
     whole = json.loads(tokenizer.read_text())

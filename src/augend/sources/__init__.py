@@ -14,6 +14,19 @@ from augend.sources._pairs import pairs as pairs
 from augend.sources._source import Source as Source
 from augend.sources._text import text as text
 from augend.sources._tokenizer import Bytes as Bytes
+from augend.sources._tokenizer import ChatTokenizer as ChatTokenizer
 from augend.sources._tokenizer import Tokenizer as Tokenizer
+from augend.sources._tokenizer import TokenizerFile as TokenizerFile
 
-__all__ = ["Bytes", "Source", "Tokenizer", "digits", "docstrings", "packed", "pairs", "text"]
+__all__ = [
+    "Bytes",
+    "ChatTokenizer",
+    "Source",
+    "Tokenizer",
+    "TokenizerFile",
+    "digits",
+    "docstrings",
+    "packed",
+    "pairs",
+    "text",
+]

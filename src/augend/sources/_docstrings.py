@@ -62,8 +62,8 @@ def docstrings(folder: str | Path | None = None, *, max_bytes: int = 512, limit:
     return of_tokens(rows, tokenizer)
 
 
-def _rows(root: Path, tokenizer: Bytes, max_bytes: int) -> Iterator[tuple[list[int], int]]:
-    """Yield the tokens of each pair once, and how many belong to the prompt."""
+def _rows(root: Path, tokenizer: Bytes, max_bytes: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the tokens of each pair once, and where supervision begins."""
     seen = set()
     for path in _python_files(root):
         for function, docstring in _documented(path):
@@ -72,7 +72,7 @@ def _rows(root: Path, tokenizer: Bytes, max_bytes: int) -> Iterator[tuple[list[i
             pair = bytes(tokens[:-1])
             if len(tokens) <= max_bytes and pair not in seen:
                 seen.add(pair)
-                yield tokens, len(prompt)
+                yield tokens, [len(prompt)]
 
 
 def _python_files(root: Path) -> Iterator[Path]:

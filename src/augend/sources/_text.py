@@ -22,20 +22,20 @@ def text(
     path: str | Path | Sequence[str | Path],
     *,
     length: int = 256,
-    tokenizer: str | Path | None = None,
+    tokenizer: str | Path | Tokenizer | None = None,
     end_of_text: str | None = None,
 ) -> Source:
     """Return files cut to rows of ``length`` tokens, all of them supervised.
 
     Each file ends with the end of text, and its last row may be shorter; a last row of a single token, which predicts
-    nothing, is left out. Without a tokenizer file the tokens are bytes, and a row is read from its file when it is
-    asked for, so that files may be larger than the memory. With one, all files are encoded here, each as a whole, and
-    their tokens are kept (2 or 4 bytes each).
+    nothing, is left out. Without a tokenizer the tokens are bytes, and a row is read from its file when it is asked
+    for, so that files may be larger than the memory. With one, all files are encoded here, each as a whole, and their
+    tokens are kept (2 or 4 bytes each); a file begins with the tokenizer's start of text, where it has one.
 
     Args:
-        path: A file, or several, in the order of their rows. UTF-8 where there is a tokenizer file.
+        path: A file, or several, in the order of their rows. UTF-8 where there is a tokenizer.
         length: Most tokens of a row, at least 2.
-        tokenizer: A ``tokenizer.json`` of the package `tokenizers`; None for `Bytes`.
+        tokenizer: A ``tokenizer.json`` of the package `tokenizers`, or a `Tokenizer`; None for `Bytes`.
         end_of_text: The token of that file which ends a text; None for the usual one.
 
     Returns:
@@ -89,12 +89,13 @@ class FileRows:
             size, now = self._sizes[file], start + len(content)
             raise ConfigError(f"text file {self._files[file]} had {size} bytes and now has {now}; start again")
         tokens = content.astype(np.uint16)
-        return labelled(tokens if wanted == self._length else np.append(tokens, np.uint16(self._end_of_text)), 0)
+        return labelled(tokens if wanted == self._length else np.append(tokens, np.uint16(self._end_of_text)), [0])
 
 
-def _encoded(files: Sequence[Path], length: int, tokenizer: Tokenizer) -> Iterator[tuple[list[int], int]]:
+def _encoded(files: Sequence[Path], length: int, tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the rows of each file, encoded as a whole."""
+    before = [] if tokenizer.start_of_text is None else [tokenizer.start_of_text]
     for file in files:
-        tokens = [*tokenizer.encode(text_of(file, "text file")), tokenizer.end_of_text]
+        tokens = [*before, *tokenizer.encode(text_of(file, "text file")), tokenizer.end_of_text]
         for start in range(0, len(tokens) - 1, length):
-            yield tokens[start : start + length], 0
+            yield tokens[start : start + length], [0]

@@ -1,12 +1,12 @@
-"""From text to tokens and back: bytes, or a file of the `tokenizers` package."""
+"""From text to tokens and back: bytes, a file of the `tokenizers` package, or whatever else does it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Protocol, final, runtime_checkable
 
 from augend.errors import ConfigError
 from augend.sources._files import content_of
@@ -22,6 +22,10 @@ class Tokenizer(Protocol):
         """How many tokens there are: all are below it."""
 
     @property
+    def start_of_text(self) -> int | None:
+        """The token before the first of a text; None where a text begins with its own first token."""
+
+    @property
     def end_of_text(self) -> int:
         """The token after the last of a text; what `Llama.generate` stops at."""
 
@@ -30,10 +34,22 @@ class Tokenizer(Protocol):
         """The token that fills short rows; never supervised."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, without an end."""
+        """Return the tokens of a text, without a beginning or an end."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
+
+
+@runtime_checkable
+class ChatTokenizer(Tokenizer, Protocol):
+    """A tokenizer that also has words for a conversation, such as `augend.gguf.Tokenizer`."""
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> Sequence[tuple[str, bool]]:
+        """Return a conversation as pieces of text, each with whether it is supervised.
+
+        Raises:
+            ConfigError: The messages do not fit.
+        """
 
 
 @final
@@ -49,6 +65,7 @@ class Bytes:
     """
 
     vocab_size: Final = 258
+    start_of_text: Final = None
     end_of_text: Final = 256
     padding: Final = 257
 
@@ -62,8 +79,21 @@ class Bytes:
 
 
 @final
-class FromFile:
-    """A tokenizer of the `tokenizers` package, without the truncation and padding that it may have been saved with."""
+class TokenizerFile:
+    """A tokenizer of the `tokenizers` package, without the truncation and padding that it may have been saved with.
+
+    Args:
+        tokenizer: A ``tokenizers.Tokenizer``.
+        end_of_text: The token that ends a text.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models
+        >>> words = Tokenizer(models.WordLevel({"one": 0, "<eos>": 1}, unk_token="<eos>"))
+        >>> augend.sources.TokenizerFile(words, end_of_text=1).encode("one")
+        [0]
+    """
+
+    start_of_text: Final = None
 
     def __init__(self, tokenizer: Any, end_of_text: int) -> None:
         tokenizer.no_truncation()  # it would lose text in silence
@@ -71,6 +101,12 @@ class FromFile:
         self._tokenizer = tokenizer
         self.vocab_size: int = 1 + max(tokenizer.get_vocab().values())
         self.end_of_text = self.padding = end_of_text
+
+    @property
+    def description(self) -> str:
+        """The text of a ``tokenizer.json`` that makes this one again."""
+        description: str = self._tokenizer.to_str()
+        return description
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without special ones."""
@@ -83,22 +119,27 @@ class FromFile:
         return text
 
 
-def tokenizer_of(path: str | Path | None, end_of_text: str | None) -> Tokenizer:
-    """Return the tokenizer of a file, or bytes without one.
+def tokenizer_of(source: str | Path | Tokenizer | None, end_of_text: str | None) -> Tokenizer:
+    """Return the tokenizer of a file, the one given, or bytes without either.
 
     Args:
-        path: A ``tokenizer.json``; None for bytes.
+        source: A ``tokenizer.json``, a tokenizer, or None for bytes.
         end_of_text: The token that ends a text; None for the first of the usual ones that the file has.
 
     Raises:
         ConfigError: `tokenizers` is not installed, the file cannot be used, or it has no such token.
     """
-    if path is None:
+    if not isinstance(source, str | Path):
         if end_of_text is not None:
             raise ConfigError(
                 f"end_of_text {end_of_text!r} is of a tokenizer file; name one with tokenizer=, or drop it"
             )
-        return Bytes()
+        return Bytes() if source is None else source
+    return _read(source, end_of_text)
+
+
+def _read(path: str | Path, end_of_text: str | None) -> TokenizerFile:
+    """Read a tokenizer.json."""
     description = content_of(path, "tokenizer").decode(errors="replace")
     _check(path, description)
     try:
@@ -111,7 +152,7 @@ def tokenizer_of(path: str | Path | None, end_of_text: str | None) -> Tokenizer:
     if not found:
         remedy = "name the token that ends a text with end_of_text="
         raise ConfigError(f"tokenizer {path} has no token {' or '.join(asked)}; {remedy}")
-    return FromFile(tokenizer, found[0])
+    return TokenizerFile(tokenizer, found[0])
 
 
 def _check(path: str | Path, description: str) -> None:
