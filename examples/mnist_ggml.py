@@ -45,16 +45,17 @@ def datasets(path: Path) -> list[Dataset]:
 
 
 def layer(graph: Graph, x: Node, size: int, name: str) -> Node:
-    """Add a matrix and a bias, all drawn as in ggml's example, but from a seed."""
+    """Add a matrix and a bias, all drawn as in ggml's example."""
     weight = graph.tensor((x.shape[0], size), parameter=True, name=f"{name}.weight")
     bias = graph.tensor(size, parameter=True, name=f"{name}.bias")
     for node in (weight, bias):
-        graph.set_values(node, 0.01 * torch.randn(node.torch_shape, generator=torch.Generator().manual_seed(size)))
+        graph.set_values(node, 0.01 * torch.randn(node.torch_shape))
     return graph.add(graph.mul_mat(weight, x), bias)
 
 
 def main(path: Path, epochs: int, file: Path) -> Estimate:
     """Train, save, and return the accuracy on images that were never seen."""
+    torch.manual_seed(0)
     train, test = datasets(path)
     graph = Graph()
     images = graph.tensor((train.width, PHYSICAL), name="images")

@@ -145,7 +145,7 @@ class Dataset:
             raise ContractError(f"there are {batches} batches of {rows} rows, numbered from 0 on; got {index!r:.80}")
         chosen = self._rows()[index * rows : (index + 1) * rows]  # [rows]
         labels = self.labels
-        return self._data[chosen], None if labels is None else labels[chosen]
+        return self._data.index_select(0, chosen), None if labels is None else labels.index_select(0, chosen)
 
     def shuffle(self, random: Random, rows: int | None = None) -> None:
         """Permute shards in place, from the present permutation on.
@@ -182,17 +182,25 @@ class Dataset:
             self.shuffle(random)
             return
         shards = self._prefix("the rows that are trained on", rows)
-        if self._division is not None and self._division[0] != rows:
-            raise SplitError(
-                f"of this data set {self._division[0]} rows were chosen for training before, and now {rows} are asked "
-                "for: rows that were held out would be trained on. Ask for as many, or call forget_division() first"
-            )
+        self.check_division(rows)
         self._permutation = list(range(self._shards))
         self.shuffle(random)
         if self._division is None:
             _hold_out_short(self._permutation, shards, self.count % self._shard)
             self._division = rows, list(self._permutation)
         self._permutation = list(self._division[1])
+
+    def check_division(self, rows: int) -> None:
+        """Refuse to train on rows that were held out.
+
+        Raises:
+            SplitError: The data set was divided at another number of rows before; see ``forget_division``.
+        """
+        if self._division is not None and self._division[0] != rows:
+            raise SplitError(
+                f"of this data set {self._division[0]} rows were chosen for training before, and now {rows} are asked "
+                "for: rows that were held out would be trained on. Ask for as many, or call forget_division() first"
+            )
 
     def forget_division(self) -> None:
         """Allow another division: rows that were held out may be trained on, and the other way round."""

@@ -40,7 +40,7 @@ class Progress:
 
 
 Callback: TypeAlias = Callable[[Progress], object]
-"""Called after each physical batch; ``True`` ends the part."""
+"""Called after each physical batch; ``True`` ends the part, of training with the update of the window that is open."""
 
 
 def epoch(
@@ -100,9 +100,12 @@ class _Part:
 
     def run(self, start: int) -> None:
         began = time.monotonic()
+        stop = False
         for batch in range(start, self.end):
             self._evaluate(batch)
             if self.callback is not None and self.callback(self._progress(batch, began)) is True:
+                stop = True
+            if stop and not (self.train and self.optimizer.index):
                 return
 
     def _evaluate(self, batch: int) -> None:

@@ -109,8 +109,8 @@ def fit(
     fitting = _Fitting(optimizer, dataset, split, options.logical_batch, course, bar, on_train, on_evaluate, run)
     began = time.monotonic()
     try:
-        if (run is None or run.load_latest() is None) and options.logical_batch < dataset.count:
-            dataset.divide(optimizer.random, split)
+        if run is None or run.load_latest() is None:
+            _divide(dataset, optimizer.random, options.logical_batch, split)
         while course.why is None:
             fitting.epoch()
     finally:
@@ -120,6 +120,13 @@ def fit(
         bar.end(time.monotonic() - began)
     course.restore_best()
     return History(epochs=tuple(course.epochs), stopped=course.why)
+
+
+def _divide(dataset: Dataset, random: Random, logical: int, split: int) -> None:
+    if logical < dataset.count:
+        dataset.divide(random, split)
+    else:  # one batch an epoch, which ggml does not shuffle
+        dataset.check_division(split)
 
 
 @final

@@ -54,9 +54,10 @@ def measure(outputs: Tensor, labels: Tensor | None, loss: Loss, period: int, rul
     count = torch.full_like(totals, items, dtype=torch.int64, requires_grad=False)
     rows = Tally(totals.detach(), count)
     whole = totals.detach().sum(dtype=torch.float64).item()
-    if loss is Loss.SUM:
-        return Measured(Tally(totals, torch.zeros_like(count)), rows, rounded(whole))
-    return Measured(Tally(totals, count), rows, rounded(whole / (period * items * len(totals))))
+    divisor = 0 if loss is Loss.SUM else items * len(totals)
+    # As one row: the accumulator's error bars over rows would be measured a second time, and read by nobody.
+    offered = Tally(totals.sum().reshape(1), torch.tensor([divisor], device=totals.device))
+    return Measured(offered, rows, rounded(whole / (period * divisor) if divisor else whole))
 
 
 def items_of(loss: Loss, shape: tuple[int, ...] | Shape) -> int:

@@ -51,16 +51,16 @@ class GraphModule(nn.Module):
         Raises:
             ContractError: Their number, a shape or a dtype does not fit.
         """
-        results = self.results(*inputs)
+        if len(inputs) != len(self._inputs):
+            raise ContractError(f"the module takes {len(self._inputs)} inputs; got {len(inputs)}")
+        results = self.results([widened(same_rows(node, one)) for node, one in zip(self._inputs, inputs, strict=True)])
         if isinstance(self._outputs, Node):
             return _given_out(results[self._outputs], self._outputs)
         return tuple(_given_out(results[node], node) for node in self._outputs)
 
-    def results(self, *inputs: Tensor) -> dict[Node, Tensor]:
-        """Return the value of every node, ``[ne3, ne2, ne1, ne0]``; arguments and errors are those of ``forward``."""
-        if len(inputs) != len(self._inputs):
-            raise ContractError(f"the module takes {len(self._inputs)} inputs; got {len(inputs)}")
-        given = {node: widened(same_rows(node, one)) for node, one in zip(self._inputs, inputs, strict=True)}
+    def results(self, inputs: Sequence[Tensor]) -> dict[Node, Tensor]:
+        """Return the value of every node from inputs of four dimensions, all ``[ne3, ne2, ne1, ne0]``."""
+        given = dict(zip(self._inputs, inputs, strict=True))
         return run(self._order, lambda leaf: given[leaf] if leaf in given else widened(self._own(leaf)))
 
     def _own(self, leaf: Node) -> Tensor:

@@ -64,7 +64,8 @@ def _scale(inputs: Sequence[Tensor], settings: Settings) -> Tensor:
 def _mul_mat(inputs: Sequence[Tensor], settings: Settings) -> Tensor:
     first, second = inputs  # [a3, a2, out, in], [b3, b2, rows, in]
     if first.shape[:2] == (1, 1):
-        return F.linear(second, first[0, 0])
+        product = F.linear(second.flatten(0, 2), first.flatten(0, 2))  # views, which cost a gradient nothing
+        return product.reshape(*second.shape[:3], first.shape[2])
     _shapes.multiplied([_shapes.padded(each.shape[::-1]) for each in inputs], settings)
     # A matrix of the first serves neighbours of the second: matrix i of many is multiplied by i // repeats.
     outer, inner = first.shape[:2]

@@ -28,7 +28,7 @@ from augend.ggml._predictions import count_correct, predict
 from augend.ggml._random import Random
 from augend.ggml._result import Result
 from augend.ggml._rules import Compat, rules_of
-from augend.ggml._run import widened
+from augend.ggml._run import DIMENSIONS, widened
 from augend.ggml._saved import VERSION, read_state
 from augend.ggml._steps import step_adamw_, step_sgd_
 from augend.ggml._training import Training, check_training
@@ -103,7 +103,9 @@ class Optimizer:
         self._loss = graph.scratch((1,), "loss")
         outputs = training.outputs
         self._labels = graph.scratch(outputs.shape[: outputs.rank], "labels") if training.loss.has_labels else None
-        self._rows = training.inputs.torch_shape[0] if training.inputs.rank > 1 else 1
+        inputs = training.inputs
+        self._across = _DATAPOINTS if inputs.shape[2:] == (1, 1) else DIMENSIONS - inputs.rank  # images: the outermost
+        self._rows = inputs.shape[DIMENSIONS - 1 - self._across]
         self.epoch = 0
         self._iteration = 1
         self._index = 0
@@ -165,10 +167,10 @@ class Optimizer:
         name = self._name_of(parameter)
         if self.period == 1 and not self._rules.holds_gradients:
             raise StateError("with compat, gradients are kept only for windows of more than one physical batch")
-        if self._used is not None:
+        gathered = cast("Mapping[str, Tensor]", self._grads.pending).get(name) if self._used is None else None
+        if self._used is not None and name in self._used:
             return self._used[name].clone()
-        gathered = cast("Mapping[str, Tensor]", self._grads.pending).get(name)
-        if gathered is None:
+        if gathered is None:  # nothing of it reaches the outputs, or nothing was gathered yet
             return torch.zeros(parameter.torch_shape, device="cpu")
         if self._rules.lazy_gradients or self.training.loss is Loss.SUM:
             return gathered.clone()
@@ -228,9 +230,9 @@ class Optimizer:
             labels: ``[rows, width]``; None where the loss has none.
         """
         with torch.no_grad():
-            self.graph.storage(self.training.inputs)[: len(data)] = data
-            if self._labels is not None and labels is not None:
-                self.graph.storage(self._labels)[: len(labels)] = labels
+            for node, given in ((self.training.inputs, data), (self._labels, labels)):
+                if node is not None and given is not None:
+                    self.graph.storage(node).view(-1, node.shape[0])[: len(given)] = given
 
     def evaluate(self, result: Result | None = None, *, rows: int | None = None) -> float:
         """Evaluate the physical batch that the inputs and labels hold, and do what was allocated.
@@ -244,7 +246,8 @@ class Optimizer:
 
         Raises:
             StateError: Nothing was allocated, or an earlier evaluation failed: ``reset`` the optimizer.
-            ContractError: The parameters of the update are out of bounds (nothing was done), or ``rows`` is.
+            ContractError: The parameters of the update are out of bounds, or ``rows`` is, or the result holds another
+                kind of loss. Nothing was done.
             NonFiniteError: A gradient of the window is inf or nan, and ``compat`` is None: nothing was updated; the
                 window cannot go on, ``reset`` empties it.
         """
@@ -253,6 +256,9 @@ class Optimizer:
         whole = self._rows
         if rows is not None:
             whole_number("rows", rows, whole if self._rules.whole_batches else 1, whole)
+        if result is not None:
+            outputs = self.training.outputs.shape[1]
+            result.check(outputs if rows is None else rows, self.period, self.training.loss)
         parameters = self._parameters() if self._mode is Build.UPDATE else None
         self._ready = False
         measured = self._measure(whole if rows is None else rows)
@@ -278,8 +284,8 @@ class Optimizer:
     def _measure(self, rows: int) -> Measured:
         training, graph = self.training, self.graph
         with torch.set_grad_enabled(self._mode is not Build.FORWARD):
-            inputs = graph.storage(training.inputs)
-            values = self.module.results(inputs if rows == self._rows else inputs[:rows])
+            inputs = widened(graph.storage(training.inputs)).narrow(self._across, 0, rows)
+            values = self.module.results([inputs])
             outputs = values[training.outputs]
             labels = None
             if self._labels is not None:

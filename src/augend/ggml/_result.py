@@ -77,7 +77,7 @@ class Result:
         Raises:
             ContractError: The batch does not fit those before it, or its own rows. Nothing was added.
         """
-        self._check_kind(rows, period, loss_kind)
+        self.check(rows, period, loss_kind)
         self._check_rows(rows, period, tally, predictions, correct)
         if self._kind is None:
             self._kind, self._period, self._batch_rows = loss_kind, period, rows
@@ -89,6 +89,30 @@ class Result:
             self._losses.append(loss)
         else:
             self._wait(tally, loss_kind)
+
+    def check(self, rows: int, period: int, kind: Loss) -> None:
+        """Refuse a physical batch that does not fit those that are here.
+
+        Args:
+            rows: Of the batch.
+            period: Physical batches of the window.
+            kind: Which loss it is.
+
+        Raises:
+            ContractError: It is of another kind of loss, with compat of another size or period.
+        """
+        if self._kind is None:
+            return
+        if not self._by_batches:
+            if kind is not self._kind:
+                raise ContractError(f"a result holds one kind of loss, here {self._kind}; got {kind}: use another one")
+            return
+        here = self._batch_rows, self._period, self._kind.per_datapoint
+        if (rows, period, kind.per_datapoint) != here:
+            raise ContractError(
+                "with compat all batches of a result have the same rows, period and kind of loss (mean or sum), here "
+                f"{here[0]}, {here[1]} and {self._kind}; got {rows}, {period} and {kind}"
+            )
 
     def append(self, other: Result) -> None:
         """Add the batches of another result, behind those that are here.
@@ -105,7 +129,7 @@ class Result:
             return
         if self._kind is None:
             self._kind, self._period, self._batch_rows = other._kind, other._period, other._batch_rows
-        self._check_kind(other._batch_rows, other._period, other._kind)
+        self.check(other._batch_rows, other._period, other._kind)
         self._count += other._count
         hits = self._correct, other._correct
         self._correct = None if hits[0] is None or hits[1] is None else hits[0] + hits[1]
@@ -209,20 +233,6 @@ class Result:
         if not self._by_batches and (tally is None or tally.total.shape != (rows,)):
             got = "none" if tally is None else list(tally.total.shape)
             raise ContractError(f"the loss must come with a tally of its {rows} rows; got {got}")
-
-    def _check_kind(self, rows: int, period: int, kind: Loss) -> None:
-        if self._kind is None:
-            return
-        if not self._by_batches:
-            if kind is not self._kind:
-                raise ContractError(f"a result holds one kind of loss, here {self._kind}; got {kind}: use another one")
-            return
-        here = self._batch_rows, self._period, self._kind.per_datapoint
-        if (rows, period, kind.per_datapoint) != here:
-            raise ContractError(
-                "with compat all batches of a result have the same rows, period and kind of loss (mean or sum), here "
-                f"{here[0]}, {here[1]} and {self._kind}; got {rows}, {period} and {kind}"
-            )
 
     def _wait(self, tally: Tally, kind: Loss) -> None:
         count = tally.count.clone() if kind.per_datapoint else torch.ones_like(tally.count)  # [rows]

@@ -46,7 +46,8 @@ def step_sgd_(weight: Tensor, gradient: Tensor, vector: Sequence[float] | Tensor
     """
     alpha, wd = _numbers(vector)
     for block_weight, block_gradient in _blocks(weight, gradient):
-        block_weight.mul_(_keep(alpha, wd)).sub_(block_gradient * alpha)
+        _decay_(block_weight, alpha, wd)
+        block_weight.sub_(block_gradient * alpha)
 
 
 def _adamw_block_(numbers: Sequence[float], weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor) -> None:
@@ -59,7 +60,8 @@ def _adamw_block_(numbers: Sequence[float], weight: Tensor, gradient: Tensor, m:
     _root_(scratch)
     scratch.add_(eps)
     update = (m * correction1).mul_(alpha).div_(scratch)
-    weight.mul_(_keep(alpha, wd)).sub_(update)
+    _decay_(weight, alpha, wd)
+    weight.sub_(update)
 
 
 def _blocks(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
@@ -83,6 +85,8 @@ def _root_(values: Tensor) -> None:
         np.sqrt(values.numpy(), out=values.numpy())
 
 
-def _keep(alpha: float, wd: float) -> float:
+def _decay_(weight: Tensor, alpha: float, wd: float) -> None:
     # The product of two float32 is exact in float64, so each line rounds once, as float32 does.
-    return rounded(1.0 - rounded(alpha * wd))
+    keep = rounded(1.0 - rounded(alpha * wd))
+    if keep != 1.0:  # by which all numbers stay what they are
+        weight.mul_(keep)
