@@ -22,6 +22,7 @@ NEIGHBOURS = {
     ("_placement", "_group"),
     *[("_accumulator", "_finish"), ("_checkpoint", "_accumulator")],
     *[("_progress", "_fit"), ("_listeners", "_fit")],
+    ("ggml", "gguf"),
     *[("_cli", "_config"), ("__main__", "_cli"), ("__main__", "_config")],
 }
 COMMON = "errors"  # the one room that every other may enter, its neighbours of layer 0 too

@@ -76,6 +76,7 @@ def test_front_door_has_a_home_for_every_name() -> None:
         "data",
         "errors",
         "ggml",
+        "gguf",
         "losses",
         "metrics",
         "models",

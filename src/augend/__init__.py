@@ -31,6 +31,7 @@ __all__ = [
     "evaluate",
     "fit",
     "ggml",
+    "gguf",
     "inspect",
     "losses",
     "metrics",

@@ -1,6 +1,7 @@
 from augend import data as data
 from augend import errors as errors
 from augend import ggml as ggml
+from augend import gguf as gguf
 from augend import losses as losses
 from augend import metrics as metrics
 from augend import models as models
@@ -50,6 +51,7 @@ __all__ = [
     "evaluate",
     "fit",
     "ggml",
+    "gguf",
     "inspect",
     "losses",
     "metrics",

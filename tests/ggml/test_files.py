@@ -10,15 +10,17 @@ import sys
 import tracemalloc
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
+from by_hand import ARCHITECTURE, BF16, F16, F32, HOSTILE, aligned, one_tensor, pair, tensor_info, text, written
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gguf
 from augend.errors import ContractError, GGUFError
 from augend.ggml import Graph, Limits, load, load_into, save
+from augend.gguf import _write
 
 FULLY_CONNECTED = {"fc1.weight": (784, 500), "fc1.bias": (500,), "fc2.weight": (500, 10), "fc2.bias": (10,)}
 CONVOLUTIONAL = {
@@ -30,7 +32,6 @@ CONVOLUTIONAL = {
     "dense.bias": (10,),
 }
 SMALL = {"w": (4, 3), "b": (3, 4)}
-F32, F16, BF16 = 0, 1, 30
 
 
 def graph_of(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> Graph:
@@ -48,40 +49,6 @@ def bits(graph: Graph) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in graph.state_dict().items()}
 
 
-# ------------------------------------------------------------------ the format, written by hand
-
-
-def text(value: bytes) -> bytes:
-    """Return a string as GGUF has it: its length before it."""
-    return struct.pack("<Q", len(value)) + value
-
-
-def pair(key: bytes, kind: int, value: bytes) -> bytes:
-    """Return a key, the type of its value, and its value."""
-    return text(key) + struct.pack("<I", kind) + value
-
-
-ARCHITECTURE = pair(b"general.architecture", 8, text(b"small"))
-
-
-def tensor_info(name: bytes, shape: tuple[int, ...], kind: int, offset: int) -> bytes:
-    """Return what is said of a tensor."""
-    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
-
-
-def aligned(data: bytes, alignment: int = 32) -> bytes:
-    """Return data with zeros after it, up to a multiple of the alignment."""
-    return data + bytes(-len(data) % alignment)
-
-
-def written(  # the parts of a file, one by one
-    infos: list[bytes], data: list[bytes], pairs: tuple[bytes, ...] = (ARCHITECTURE,), alignment: int = 32
-) -> bytes:
-    """Return a file of these parts."""
-    header = b"GGUF" + struct.pack("<IQQ", 3, len(infos), len(pairs)) + b"".join(pairs) + b"".join(infos)
-    return aligned(header, alignment) + b"".join(aligned(one, alignment) for one in data)
-
-
 def by_hand(graph: Graph, **options: object) -> bytes:
     """Return the file of a graph, written by nothing but this test."""
     infos, data, offset = [], [], 0
@@ -92,11 +59,6 @@ def by_hand(graph: Graph, **options: object) -> bytes:
         data.append(values)
         offset += len(aligned(values, alignment))
     return written(infos, data, **options)
-
-
-def one_tensor(kind: int, values: bytes, shape: tuple[int, ...], pairs: tuple[bytes, ...] = (ARCHITECTURE,)) -> bytes:
-    """Return a file of one tensor."""
-    return written([tensor_info(b"w", shape, kind, 0)], [values], pairs)
 
 
 # ------------------------------------------------------------------ good files
@@ -276,70 +238,6 @@ def test_noise_is_refused(tail: bytes, start: int, tmp_path_factory: pytest.Temp
     assert all(torch.float32 == tensor.dtype for tensor in weights.tensors.values())
 
 
-HUGE = struct.pack("<Q", 2**63 - 1)
-COUNTS = b"GGUF" + struct.pack("<I", 3)
-HOSTILE = {
-    "nothing": (b"", "the file ends at byte 0"),
-    "magic": (b"GGML" + bytes(60), "begins with b'GGML'"),
-    "version 1": (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1 in this machine's byte order"),
-    "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648 in this machine's byte order"),
-    "tensors": (COUNTS + HUGE + struct.pack("<Q", 0), "the file ends"),
-    "keys": (COUNTS + struct.pack("<Q", 0) + HUGE, "the file ends"),
-    "long key": (COUNTS + struct.pack("<QQ", 0, 1) + HUGE, "at most 65,536 are a name"),
-    "long text": (written([], [], (pair(b"k", 8, HUGE),)), "the file ends"),
-    "long list": (written([], [], (pair(b"k", 9, struct.pack("<I", 0) + HUGE),)), "more than 1,048,576"),
-    "long words": (written([], [], (pair(b"k", 9, struct.pack("<IQ", 8, 2**20 - 1)),)), "the file ends"),
-    "many values": (
-        written([], [], (pair(b"k", 9, struct.pack("<IQ", 0, 2**20) + bytes(2**20)),)),
-        "more than 1,048,576 tensors and values",
-    ),
-    "lists of lists": (written([], [], (pair(b"k", 9, struct.pack("<IQ", 9, 1)),)), "a list of lists"),
-    "unknown value": (written([], [], (pair(b"k", 13, bytes(8)),)), "type 13, which does not exist"),
-    "alignment 0": (written([], [], (pair(b"general.alignment", 4, bytes(4)),)), "must be a power of two"),
-    "alignment 3": (written([], [], (pair(b"general.alignment", 4, b"\3\0\0\0"),)), "must be a power of two"),
-    "alignment of 8 bytes": (written([], [], (pair(b"general.alignment", 10, b"\x20" + bytes(7)),)), "is of type 10"),
-    "alignment 2^31": (
-        one_tensor(F32, bytes(4), (1,), (ARCHITECTURE, pair(b"general.alignment", 4, struct.pack("<I", 2**31)))),
-        "the file ends",
-    ),
-    "long name": (written([tensor_info(b"w" * 64, (1,), F32, 0)], [bytes(4)]), "has 64 bytes; at most 63"),
-    "rank 5": (written([tensor_info(b"w", (1,) * 5, F32, 0)], [bytes(4)]), "5 dimensions; 1 to 4"),
-    "rank 0": (written([tensor_info(b"w", (), F32, 0)], [bytes(4)]), "0 dimensions; 1 to 4"),
-    "rank 2^32": (written([text(b"w") + b"\xff" * 4], []), "4,294,967,295 dimensions"),
-    "size 0": (one_tensor(F32, b"", (4, 0)), r"the shape \[4, 0\]"),
-    "size 2^64": (one_tensor(F32, bytes(4), (2**32, 2**32)), "needs 73,786,976,294,838,206,464 bytes"),
-    "size 2^124": (one_tensor(F32, bytes(4), (2**31,) * 4), "needs"),
-    "quantised": (one_tensor(2, bytes(18), (32,)), "type 2; F32"),
-    "whole numbers": (one_tensor(26, bytes(4), (1,)), "type 26; F32"),
-    "unknown type": (one_tensor(10**6, bytes(4), (1,)), "type 1000000; F32"),
-    "outside": (written([tensor_info(b"w", (1,), F32, 2**20)], [bytes(4)]), "at byte 1,048,576 of the data"),
-    "before": (written([tensor_info(b"w", (1,), F32, 2**64 - 32)], [bytes(4)]), "its place is byte 0"),
-    "gap": (
-        written([tensor_info(b"w", (1,), F32, 0), tensor_info(b"b", (1,), F32, 64)], [bytes(4), b"", bytes(64)]),
-        "tensor 'b' is said to be at byte 64 of the data; its place is byte 32",
-    ),
-    "over each other": (
-        written([tensor_info(b"w", (1,), F32, 0), tensor_info(b"b", (1,), F32, 0)], [bytes(4), bytes(4)]),
-        "tensor 'b' is said to be at byte 0 of the data; its place is byte 32",
-    ),
-    "more": (one_tensor(F32, bytes(4), (1,)) + b"more", "4 bytes follow where its tensors end"),
-    "tensor twice": (
-        written([tensor_info(b"w", (1,), F32, 0), tensor_info(b"w", (1,), F32, 32)], [bytes(4), bytes(4)]),
-        "uplicate.*w",
-    ),
-    "key twice": (written([], [], (ARCHITECTURE, ARCHITECTURE)), "Duplicate general.architecture"),
-    "name no UTF-8": (written([tensor_info(b"\xff", (1,), F32, 0)], [bytes(4)]), "can't decode"),
-    "key no UTF-8": (written([], [], (pair(b"\xff", 4, bytes(4)),)), "can't decode"),
-    "architecture no UTF-8": (written([], [], (pair(b"general.architecture", 8, text(b"\xff")),)), "can't decode"),
-    "no architecture": (written([], [], ()), "does not say in general.architecture"),
-    "architecture 5": (written([], [], (pair(b"general.architecture", 4, b"\5\0\0\0"),)), "does not say"),
-    "architectures": (
-        written([], [], (pair(b"general.architecture", 9, struct.pack("<IQ", 8, 1) + text(b"a")),)),
-        "does not say",
-    ),
-}
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_refused(name: str, tmp_path: Path) -> None:
     """What a file announces and does not have, or a graph cannot take, is an error before memory is spent."""
@@ -357,7 +255,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path, monkeyp
     """What is missing when it is read is an error too, though the file was long enough when it was measured."""
     path = tmp_path / "shrinking.gguf"
     path.write_bytes(by_hand(graph_of(SMALL))[:20])
-    monkeypatch.setattr(Path, "stat", lambda self, **_: os.stat_result([0o100644, 0, 0, 1, 0, 0, 10**6, 0, 0, 0]))
+    monkeypatch.setattr(os, "fstat", lambda _: os.stat_result([0o100644, 0, 0, 1, 0, 0, 10**6, 0, 0, 0]))
     with pytest.raises(GGUFError, match="could not be read whole at byte 16; the file was cut off meanwhile"):
         load(path)
 
@@ -458,7 +356,7 @@ def test_a_failed_save_leaves_what_was_there(fails: str, tmp_path: Path, monkeyp
 
     owner, name = {
         "open": (os, "open"),
-        "write": (gguf.GGUFWriter, "write_tensors_to_file"),
+        "write": (_write, "_fill"),
         "fsync": (os, "fsync"),
         "replace": (Path, "replace"),
     }[fails]
@@ -497,11 +395,12 @@ def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the package gguf, saving and loading say what to install."""
+    (tmp_path / "small.gguf").write_bytes(by_hand(graph_of(SMALL)))
     monkeypatch.setitem(sys.modules, "gguf", None)
     for call in (
         lambda: save(tmp_path / "small.gguf", graph_of(SMALL), architecture="small"),
         lambda: load(tmp_path / "small.gguf"),
         lambda: load_into(tmp_path / "small.gguf", graph_of(SMALL)),
     ):
-        with pytest.raises(GGUFError, match=r"not installed: pip install 'augend\[ggml\]'"):
+        with pytest.raises(GGUFError, match=r"not installed: pip install 'augend\[gguf\]'"):
             call()

@@ -1,0 +1,9 @@
+"""GGUF files: models from llama.cpp and to llama.cpp, and any other tensors."""
+
+from augend.gguf._header import Header, TensorInfo, read_header
+from augend.gguf._load import Model, load, read
+from augend.gguf._metadata import Value
+from augend.gguf._save import save
+from augend.gguf._write import write
+
+__all__ = ["Header", "Model", "TensorInfo", "Value", "load", "read", "read_header", "save", "write"]
