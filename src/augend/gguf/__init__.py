@@ -4,6 +4,21 @@ from augend.gguf._header import Header, TensorInfo, read_header
 from augend.gguf._load import Model, load, read
 from augend.gguf._metadata import Value
 from augend.gguf._save import save
+from augend.gguf._tokenizer import Tokenizer, tokenizer_of
+from augend.gguf._vocabulary import metadata_of
 from augend.gguf._write import write
 
-__all__ = ["Header", "Model", "TensorInfo", "Value", "load", "read", "read_header", "save", "write"]
+__all__ = [
+    "Header",
+    "Model",
+    "TensorInfo",
+    "Tokenizer",
+    "Value",
+    "load",
+    "metadata_of",
+    "read",
+    "read_header",
+    "save",
+    "tokenizer_of",
+    "write",
+]
