@@ -14,7 +14,7 @@ LEAST = '[model]\nname = "llama"\n[data]\nsource = "docstrings"\n'
 # what is written above the tables, what below them, what --set says; then the parts that the one line must have
 MISTAKES = [
     ("stepz = 400", "", [], ["stepz = 400", "unknown key", "did you mean step"]),
-    ("exact = 1", "", [], ["exact = 1", "unknown key", "known here: accumulator, batch_size, checkpoint"]),
+    ("exact = 1", "", [], ["exact = 1", "unknown key", "known here: accumulator, adapter, batch_size, checkpoint"]),
     ("checkpoint = 1", "", [], ["checkpoint = 1", "expected a table", "[checkpoint]"]),
     ("", "[checkpoint]\nevery = 2", [], ["checkpoint.every = 2", "unknown key", "every_seconds, every_steps, keep"]),
     ("", "[checkpoint]\nkeep = 0", [], ["checkpoint.keep = 0", "expected int >= 1", "for example keep = 2"]),
@@ -84,6 +84,23 @@ MISTAKES = [
     ("steps = 4", "", ["steps.x=1"], ["steps.x = 1", "steps is 4 and no table"]),
     ("", "", ["optimizer.lr=fast"], ["optimizer.lr = 'fast'", "expected float, got str"]),
     ("", "", ["model.name=3"], ["model.name = 3", "expected str, got int", "llama"]),
+    ("adapter = 4", "", [], ["adapter = 4", "expected a table", "[adapter]"]),
+    ("", "[adapter]\nalpha = 4.0", [], ["adapter.rank: missing", "write [adapter] with rank = 8"]),
+    ("", "", ["adapter.dropout=0.1"], ["adapter.rank: missing"]),
+    ("", "[adapter]\nrank = 0", [], ["adapter.rank = 0", "expected int >= 1", "for example rank = 8"]),
+    ("", "[adapter]\nrang = 4", [], ["adapter.rang = 4", "unknown key; did you mean rank"]),
+    ("", "[adapter]\nrank = 4\nalpha = inf", [], ["adapter.alpha = inf", "a finite float", "for example alpha = 16.0"]),
+    ("", "[adapter]\nrank = 4\ndropout = 1", [], ["adapter.dropout = 1", "expected float < 1"]),
+    (
+        "",
+        '[adapter]\nrank = 4\ntargets = "q_proj"',
+        [],
+        ["adapter.targets = 'q_proj'", "expected list, got str", "for example targets = ['q_proj', 'k_proj',"],
+    ),
+    ("", '[adapter]\nrank = 4\ntargets = ["q_proj", 3]', [], ["adapter.targets = ['q_proj', 3]", "str, got int"]),
+    ("", "", ["model.freeze=norm"], ["model.freeze = 'norm'", "got str", "freeze = ['model.embed_tokens.*']"]),
+    ("", "", ["model.dtype=float32"], ["model.dtype = 'float32'", "one of 'bfloat16', 'float16'", "torch.autocast"]),
+    ("", "", ["data.pack=1"], ["data.pack = 1", "expected int >= 2", "for example pack = 512"]),
     ("steps =", "", [], ["not valid TOML", "line 1"]),
     ("steps = 1\nsteps = 2", "", [], ["not valid TOML", "line 2"]),
 ]
@@ -184,6 +201,19 @@ def test_another_mode_takes_the_copies_out_of_the_file(tmp_path):
         read(path, [Setting.parse("parallel.mode=fsdp"), Setting.parse("parallel.replicas=2")])
     with pytest.raises(ConfigError, match="'fsdp' has no such key"):  # what the file has wrong stays wrong
         read(written(tmp_path, f"{LEAST}[parallel]\nreplicas = 2"), [Setting.parse("parallel.mode=fsdp")])
+
+
+def test_adapters_are_there_where_they_are_asked_for(tmp_path):
+    """Without the table there are none, and none is written; a rank alone has defaults for the rest, and reads back."""
+    run = read(written(tmp_path, LEAST))
+    assert run.adapter is None
+    assert "adapter" not in to_toml(run)
+    run = read(
+        written(tmp_path, f"{LEAST}[adapter]\nrank = 4\n[model.x]\ny = 1"), [Setting.parse("model.freeze=['a*']")]
+    )
+    assert (4, None, 7, 0.0) == (run.adapter.rank, run.adapter.alpha, len(run.adapter.targets), run.adapter.dropout)
+    assert (("a*",), {"x": {"y": 1}}) == (run.model.freeze, run.model.arguments)
+    assert run == read(written(tmp_path, to_toml(run)))
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, 1), (7, 7), (8, 8), (500, 8)])

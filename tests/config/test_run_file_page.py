@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import UnionType
@@ -9,7 +10,7 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from augend._config._schema import TABLES, RunFile
+from augend._config._schema import TABLES, RunFile, table_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-file.md"
 DEPENDS = {"epochs": "`1`, or none with `steps`", "microbatch_size": "`8`, or `batch_size`"}  # filled in by read
@@ -21,6 +22,8 @@ def type_of(hint: object) -> str:
         return type_of(get_args(hint)[0])
     if get_origin(hint) is Literal:
         return " or ".join(f'`"{choice}"`' for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"list of {type_of(get_args(hint)[0])}s"
     inner = getattr(hint, "__origin__", hint)
     return type_of(inner) if inner is not hint else {int: "integer", float: "number", str: "text"}[hint]
 
@@ -31,6 +34,8 @@ def default_of(key: str, default: object) -> str:
         return "required"
     if key in DEPENDS:
         return DEPENDS[key]
+    if isinstance(default, tuple):
+        return f"`{json.dumps(default)}`"
     return "none" if default is None else f'`"{default}"`' if isinstance(default, str) else f"`{default}`"
 
 
@@ -41,7 +46,7 @@ def rows_of(table: type) -> list[str]:
         f"| `{field.name}` | {type_of(hints[field.name])} | {default_of(field.name, field.default)} "
         f"| {hints[field.name].__metadata__[-1].description} |"
         for field in fields(table)
-        if field.name != "arguments" and hints[field.name] not in TABLES
+        if field.name != "arguments" and table_of(hints[field.name]) is None
     ]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from augend import Accumulator, Batches, models, schedules, sources, split
+from augend._cli._adjust import adjust_model, adjusted_source
 from augend._cli._call import called, made, refused
 from augend._cli._names import Function, find
 from augend._config import RunFile, refuse
@@ -68,11 +69,12 @@ def build_rows(run: RunFile) -> Rows:
     """Read the rows and split them.
 
     Raises:
-        ConfigError: The source, its arguments or the split cannot be used.
+        ConfigError: The source, its arguments, the packing of its rows or the split cannot be used.
     """
     source = made("data.source", run.data.source, _SOURCES, run.data.arguments)
     if not isinstance(source, sources.Source):
         raise refuse("data.source", run.data.source, f"must return an augend.sources.Source; got {_kind(source)}")
+    source = adjusted_source(run, source)
     if run.data.validation == 0:
         return Rows(source=source, train=source.rows, held_out=None)
     try:
@@ -89,12 +91,12 @@ def use_threads(run: RunFile) -> None:
 
 
 def build_model(run: RunFile, source: sources.Source) -> nn.Module:
-    """Build the model from the run's seed.
+    """Build the model from the run's seed, with its adapters, and frozen as the run says.
 
     A ``llama`` has the vocabulary of the source where ``vocab_size`` is not given.
 
     Raises:
-        ConfigError: The model or its arguments cannot be used.
+        ConfigError: The model, its arguments, its adapters or what is to be frozen cannot be used.
     """
     arguments = dict(run.model.arguments)
     if run.model.name == "llama" and source.tokenizer is not None:
@@ -106,6 +108,7 @@ def build_model(run: RunFile, source: sources.Source) -> nn.Module:
     model = made("model.name", run.model.name, _MODELS, arguments)
     if not isinstance(model, nn.Module):
         raise refuse("model.name", run.model.name, f"must return an nn.Module; got {_kind(model)}")
+    adjust_model(run, model)
     return model
 
 

@@ -27,7 +27,7 @@ def export(
     """Write the model of a run's newest good checkpoint, or of the checkpoint given, into a new directory.
 
     Its model.safetensors has every tensor under its name; with a Llama comes a config.json, so that
-    AutoModelForCausalLM.from_pretrained of transformers loads the directory.
+    AutoModelForCausalLM.from_pretrained of transformers loads the directory. Adapters are added to the weights.
     """
     with Reported(show_traceback=show_traceback):
         if to not in _FORMATS:
@@ -42,6 +42,8 @@ def export(
         _check_new(target)
         source = restored(path)
         model, tokenizer = source.model, source.rows.source.tokenizer
+        if source.run.adapter is not None:
+            models.merge_lora(model)
         end = tokenizer.end_of_text if tokenizer is not None and isinstance(model, models.Llama) else None
         try:
             models.export(model, target, end_of_text=end)

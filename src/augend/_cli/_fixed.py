@@ -25,6 +25,7 @@ _MAY_CHANGE: Final = frozenset(
         *("checkpoint", "validate", "parallel", "schedule", "step", "digest"),
     }
 )
+_MAY_CHANGE_OF_A_LLAMA: Final = frozenset({"model.checkpoint_activations"})  # it changes no bit
 _MAY_CHANGE_IN_FLOATS: Final = frozenset({"accumulator.max_microbatches"})  # exact sums have head-room for as many
 _PLACES: Final = frozenset({"data.folder", "data.path", "data.tokenizer"})  # files may move: their rows are compared
 _NUMPY_SEEDS: Final = 2**32
@@ -41,8 +42,12 @@ class Fixed:
 
     def __init__(self, run: RunFile, source: sources.Source) -> None:
         own = ":" in run.data.source
-        floats = _MAY_CHANGE_IN_FLOATS if run.accumulator.dtype != "exact" else frozenset()
-        self._keys = _keys_of(run, may_change=_MAY_CHANGE | floats | (frozenset() if own else _PLACES))
+        may_change = _MAY_CHANGE | (frozenset() if own else _PLACES)
+        if run.accumulator.dtype != "exact":
+            may_change |= _MAY_CHANGE_IN_FLOATS
+        if run.model.name == "llama" or run.model.name.startswith("gguf:"):
+            may_change |= _MAY_CHANGE_OF_A_LLAMA
+        self._keys = _keys_of(run, may_change=may_change)
         count = Batches(source.rows, batch_size=1, microbatch_size=1).rows_per_epoch
         self._rows = {
             "count": count,
@@ -98,10 +103,10 @@ def _keys_of(run: RunFile, *, may_change: frozenset[str]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a TOML value as a checkpoint holds it: dates as text."""
+    """Return a TOML value as a checkpoint holds it: dates as text, tuples as lists."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value.isoformat() if isinstance(value, date | time) else value
 

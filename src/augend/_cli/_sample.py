@@ -20,6 +20,9 @@ def sample(model: models.Llama, data: Batches, tokenizer: Tokenizer) -> tuple[st
     """
     microbatch = next(iter(next(iter(data.fresh()))))
     tokens, labels = microbatch["tokens"][0].tolist(), microbatch["labels"][0].tolist()
+    if "documents" in microbatch:  # several share a row, and of none is the first token supervised
+        length = int((microbatch["documents"][0] == microbatch["documents"][0, 0]).sum())
+        tokens, labels = tokens[:length], [*labels[1:2], *labels[1:length]]
     length = next((at for at, label in enumerate(labels) if label >= 0), 0) or _PROMPT_TOKENS
     prompt = tokens[: min(length, model.max_length)]
     completion = model.generate(prompt, _SAMPLE_TOKENS, stop=tokenizer.end_of_text)

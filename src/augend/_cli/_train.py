@@ -18,6 +18,7 @@ from augend._cli._directory import CHECKPOINTS, CONFIG, check_kept, checkpoints_
 from augend._cli._failures import complain
 from augend._cli._fixed import Fixed
 from augend._cli._launch import Launch
+from augend._cli._memory import memory_of
 from augend._cli._place import place
 from augend._cli._ranks import Ranks, joined
 from augend._cli._restore import loaded
@@ -31,6 +32,8 @@ from augend.sources import Tokenizer
 def describe(run: RunFile) -> None:
     """Build and try out everything, and print the resolved run file and what it comes to, but train nothing.
 
+    What it takes in memory is measured in a step with one micro-batch, whose outcome is thrown away.
+
     Raises:
         ConfigError: Something in the run file cannot be used.
     """
@@ -38,7 +41,9 @@ def describe(run: RunFile) -> None:
     use_threads(run)
     rows, model = _tried_out(run)
     console.say(to_toml(run))
-    _introduce(console, run, rows, build_training(run, rows, model, strict_bits=False))
+    training = build_training(run, rows, model, strict_bits=False)
+    _introduce(console, run, rows, training)
+    console.say(f"memory      {memory_of(run, rows, training)}")
 
 
 def train(run: RunFile, name: str, directory: Path | None, launch: Launch, *, strict_bits: bool) -> None:
@@ -277,9 +282,11 @@ def check_rows(run: RunFile, mine: Mapping[str, Any], ranks: Ranks) -> None:
 
 def _introduce(console: Output, run: RunFile, rows: Rows, training: Training) -> None:
     parameters = sum(parameter.numel() for parameter in training.model.parameters())
+    trained = sum(parameter.numel() for parameter in training.model.parameters() if parameter.requires_grad)
+    of_them = "" if trained == parameters else f", {trained:,} of them trained"
     held_out = "none" if rows.held_out is None else f"{len(rows.held_out):,}"
     cut = f"{run.batch_size} rows in micro-batches of {run.microbatch_size}"
-    console.say(f"model       {run.model.name}, {parameters:,} parameters")
+    console.say(f"model       {run.model.name}, {parameters:,} parameters{of_them}")
     console.say(f"data        {run.data.source}, {training.data.rows_per_epoch:,} rows, {held_out} held out")
     console.say(f"training    {training.steps:,} steps of {cut}, {run.optimizer.name}, {run.schedule.name} schedule")
 

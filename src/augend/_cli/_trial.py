@@ -34,6 +34,8 @@ def try_out(run: RunFile, source: sources.Source, model: nn.Module, data: Batche
     """
     if isinstance(model, models.Llama) and run.data.source in _LONGEST:
         _check_lengths(run, source, model.max_length)
+    elif run.data.pack is not None and run.data.source in _LONGEST:
+        _check_lengths(run, source, run.data.pack)
     with undisturbed(model), _kept_buffers(model) as changed, torch.no_grad():
         microbatch = next(iter(next(iter(data.fresh(shuffle=True)))))
         try:
@@ -53,15 +55,19 @@ def try_out(run: RunFile, source: sources.Source, model: nn.Module, data: Batche
 
 def _check_lengths(run: RunFile, source: sources.Source, max_length: int) -> None:
     """Refuse a row longer than the model takes; rows are only looked at where their source does not bound them."""
+    longest = max_length if run.data.pack is None else run.data.pack
+    if longest > max_length:
+        raise refuse("data.pack", longest, f"model.max_length = {max_length} is less; raise that, or lower this")
     function, argument = _LONGEST[run.data.source]
     bound = run.data.arguments.get(argument, inspect.signature(function).parameters[argument].default)
-    if isinstance(bound, int) and bound <= max_length:
+    if isinstance(bound, int) and bound <= longest:
         return
+    key = "model.max_length" if run.data.pack is None else "data.pack"
     for index in range(len(source.rows)):
         length = len(source.rows[index]["tokens"])
-        if length > max_length:
-            remedy = f"row {index} of the data has {length} tokens; raise it, or set data.{argument} = {max_length}"
-            raise refuse("model.max_length", max_length, remedy)
+        if length > longest:
+            remedy = f"row {index} of the data has {length} tokens; raise it, or set data.{argument} = {longest}"
+            raise refuse(key, longest, remedy)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import msgspec
 
 from augend._config._overrides import Setting, overridden
 from augend._config._refuse import did_you_mean, refuse
-from augend._config._schema import TABLES, Data, Model, Parallel, RunFile
+from augend._config._schema import Data, Model, Parallel, RunFile, table_of
 from augend.errors import ConfigError
 
 _DEFAULT_MICROBATCH_ROWS: Final = 8
@@ -21,7 +22,7 @@ _DEFAULT_REPLICAS: Final = 2
 _EXACT_THREADS: Final = 1  # some sums of torch depend on their number
 _EXACT_DIGEST_STEPS: Final = 10
 _HINTS: Final = get_type_hints(RunFile)
-_TABLES: Final = {name: hint for name, hint in _HINTS.items() if hint in TABLES}
+_TABLES: Final = {name: table for name, hint in _HINTS.items() if (table := table_of(hint)) is not None}
 
 
 def read(path: Path, settings: Sequence[Setting] = ()) -> RunFile:
@@ -98,7 +99,7 @@ def _missing(table: str, field: Field[Any]) -> ConfigError:
 def _explained(message: str, tables: dict[str, Any]) -> ConfigError:
     """Turn msgspec's words into one line with the key, its value, its meaning and an example."""
     problem, _, place = message.partition(" - at `$.")
-    key = place.rstrip("`")
+    key = re.sub(r"\[\d+\]", "", place.rstrip("`"))  # of one element the whole list is shown
     value: Any = tables
     for name in key.split("."):
         value = value[name]
@@ -131,12 +132,14 @@ def _told(key: str) -> tuple[str, str]:
     hint, default = _hint(key)
     meta = hint.__metadata__[-1]
     example = meta.examples[0] if default in {None, MISSING} else default
-    return meta.description, f"{key.rpartition('.')[2]} = {example!r}"
+    shown = list(example) if isinstance(example, tuple) else example
+    return meta.description, f"{key.rpartition('.')[2]} = {shown!r}"
 
 
 def _choices(key: str) -> list[str]:
     inner = _hint(key)[0].__origin__
-    return [repr(choice) for choice in get_args(inner)] if get_origin(inner) is Literal else []
+    literals = [each for each in (inner, *get_args(inner)) if get_origin(each) is Literal]
+    return [repr(choice) for each in literals for choice in get_args(each)]
 
 
 def _completed(run: RunFile) -> RunFile:

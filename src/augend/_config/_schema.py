@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal, TypeAlias, final
+from typing import Annotated, Final, Literal, TypeAlias, final, get_args
 
 from msgspec import Meta
 
 Arguments: TypeAlias = Mapping[str, object]  # TOML values by name
+Names: TypeAlias = tuple[str, ...]
 AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1)]
+AtLeastTwo: TypeAlias = Annotated[int, Meta(ge=2)]
 AboveZero: TypeAlias = Annotated[float, Meta(gt=0)]
 FiniteAboveZero: TypeAlias = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 
@@ -28,7 +30,45 @@ class Model:
     name: Annotated[
         str, _key("`mlp`, `llama`, or `module:factory`, a function that returns an `nn.Module`", example="llama")
     ]
+    freeze: Annotated[
+        Names | None,
+        _key(
+            "names of parameters that are not trained, or patterns of them; absent: none",
+            example=["model.embed_tokens.*"],
+        ),
+    ] = None
+    dtype: Annotated[
+        Literal["bfloat16", "float16"] | None,
+        _key(
+            "what losses and metrics are computed in, by `torch.autocast`; all else keeps the parameters' dtype; "
+            "absent: that",
+            example="bfloat16",
+        ),
+    ] = None
     arguments: Arguments = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """Adapters of low rank, which are trained in place of the model's own parameters."""
+
+    rank: Annotated[AtLeastOne, _key("inner size of the adapters", example=8)]
+    alpha: Annotated[
+        FiniteAboveZero | None, _key("`alpha / rank` multiplies what they add; absent: the rank", example=16.0)
+    ] = None
+    targets: Annotated[Names, _key("names of the linear layers that have one, or patterns of them")] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    dropout: Annotated[
+        float, Meta(ge=0, lt=1), _key("the probability of zeroing an element of their input in training")
+    ] = 0.0
 
 
 @final
@@ -46,6 +86,13 @@ class Data:
     validation: Annotated[
         float, Meta(ge=0, lt=1), _key("the fraction of the rows that is held out; 0 holds out none")
     ] = 0.05
+    pack: Annotated[
+        AtLeastTwo | None,
+        _key(
+            "tokens of a row of the model that short rows of the data share, kept apart; absent: none is shared",
+            example=512,
+        ),
+    ] = None
     arguments: Arguments = field(default_factory=dict)
 
 
@@ -186,6 +233,7 @@ class RunFile:
         _key("rows of one forward and backward; absent: 8, or `batch_size` where that is smaller", example=8),
     ] = None
     model: Model
+    adapter: Adapter | None = None
     data: Data
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
@@ -197,4 +245,9 @@ class RunFile:
     digest: Digest = field(default_factory=Digest)
 
 
-TABLES: Final = (Model, Data, Optimizer, Schedule, Accumulator, Step, Checkpoint, Parallel, Validate, Digest)
+TABLES: Final = (Model, Adapter, Data, Optimizer, Schedule, Accumulator, Step, Checkpoint, Parallel, Validate, Digest)
+
+
+def table_of(hint: object) -> type | None:
+    """Return the table that an annotation of `RunFile` is of, also where the table may be absent; None for a key."""
+    return next((each for each in (hint, *get_args(hint)) if each in TABLES), None)

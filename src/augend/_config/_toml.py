@@ -51,7 +51,7 @@ def _value(value: object) -> str:
         return str(value).lower()
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(name)} = {_value(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, date | time):  # a datetime is a date
         return value.isoformat()
