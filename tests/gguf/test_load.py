@@ -157,6 +157,7 @@ def without_tensor(name: str) -> Callable[[Metadata, Tensors], None]:
 
 REFUSED: list[tuple[Callable[[Metadata, Tensors], None], str]] = [
     (key("general.architecture", "string", "qwen2"), "architecture 'qwen2'; 'llama' can be read"),
+    (key("tokenizer.ggml.tokens", "array[string]", ["a"]), "tokenizer.ggml.tokens has 1 tokens, and .* 24"),
     (key("split.count", "uint16", 2), "one of 2 parts"),
     (without_key("llama.block_count"), "has no key llama.block_count"),
     (without_key("llama.attention.layer_norm_rms_epsilon"), "has no key llama.attention.layer_norm_rms_epsilon"),
@@ -234,3 +235,18 @@ def test_a_header_is_enough_to_know(tmp_path: Path) -> None:
     assert header == read_header(tmp_path / "whole.gguf")
     assert isinstance(load(tmp_path / "whole.gguf").header, Header)
     assert header == load(tmp_path / "whole.gguf").header
+
+
+def test_weights_can_be_had_without_the_tokenizer(tmp_path: Path) -> None:
+    """A tokenizer that cannot be made is refused by the key's name when it is asked for, not before."""
+    header = save(tmp_path / "whole.gguf", llama().state_dict(), configuration=CONFIGURATION)
+    _, tensors = read(tmp_path / "whole.gguf")
+    other = {**header.metadata, "tokenizer.ggml.model": Value.of("string", "llama")}
+    write(tmp_path / "other.gguf", other, tensors)
+    model = load(tmp_path / "other.gguf")
+    assert bits(llama().state_dict()) == bits(model.state)
+    with pytest.raises(GGUFError, match="tokenizer.ggml.model is 'llama'"):
+        _ = model.tokenizer
+    del other["tokenizer.ggml.model"]
+    write(tmp_path / "other.gguf", other, tensors)
+    assert load(tmp_path / "other.gguf").tokenizer is None

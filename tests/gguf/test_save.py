@@ -16,7 +16,7 @@ from llamas import CONFIGURATION, bits, in_llama_cpp, llama
 
 import gguf
 from augend.errors import ContractError, GGUFError
-from augend.gguf import Value, _write, load, read, read_header, save, write
+from augend.gguf import Value, _write, load, metadata_of, read, read_header, save, write
 
 WIDE = {"width": 256, "hidden": 512, "vocab_size": 10}  # every type's blocks divide these rows
 FILE_TYPES = {
@@ -125,7 +125,7 @@ def test_metadata_is_carried_over_unchanged(tmp_path: Path) -> None:
         "general.alignment": Value.of("uint32", 64),
         "custom.nan": Value("float32", b"\1\0\x80\x7f"),
         **first.metadata,
-        "tokenizer.ggml.tokens": Value.of("array[string]", ["a", "", "é"]),
+        "tokenizer.ggml.tokens": Value.of("array[string]", ["a", "", "é", *map(str, range(21))]),
         "tokenizer.chat_template": Value.of("string", "{{ messages }}"),
         "empty": Value.of("array[int32]", []),
     }
@@ -163,6 +163,43 @@ def test_a_new_file_says_what_llama_cpp_needs(tmp_path: Path) -> None:
         "tokenizer.ggml.model": Value.of("string", "no_vocab"),
         "general.file_type": Value.of("uint32", 0),
     } == header.metadata
+
+
+def test_a_tokenizer_is_written_with_as_many_tokens_as_the_model(tmp_path: Path) -> None:
+    """It takes the place of the one before; tokens that the model has more are unused, as with llama.cpp."""
+    configuration = CONFIGURATION | {"vocab_size": 260}
+    state = llama(**configuration).state_dict()
+    tokenizer = metadata_of(None, end_of_text=256, padding=257)
+    without = save(tmp_path / "without.gguf", state, configuration=configuration)
+    assert load(tmp_path / "without.gguf").tokenizer is None
+    for options in {"configuration": configuration}, {"like": without}:
+        header = save(tmp_path / "with.gguf", state, tokenizer=tokenizer, **options)
+        assert {
+            **tokenizer,
+            "tokenizer.ggml.tokens": Value.of(
+                "array[string]", [*tokenizer["tokenizer.ggml.tokens"].value, "[PAD258]", "[PAD259]"]
+            ),
+            "tokenizer.ggml.token_type": Value.of(
+                "array[int32]", [*tokenizer["tokenizer.ggml.token_type"].value, 5, 5]
+            ),
+        } == {key: value for key, value in header.metadata.items() if key.startswith("tokenizer.")}
+        found = load(tmp_path / "with.gguf").tokenizer
+        assert (260, 256, 257) == (found.vocab_size, found.end_of_text, found.padding)
+        assert "né".encode() == bytes(found.encode("né"))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words"),
+    [
+        (metadata_of(None, end_of_text=256), "the tokenizer has 257 tokens, and the model 24"),
+        ({}, "tokenizer must have tokenizer.ggml.tokens and tokenizer.ggml.token_type"),
+    ],
+)
+def test_a_tokenizer_that_does_not_fit_is_refused(tokenizer: dict[str, Value], words: str, tmp_path: Path) -> None:
+    """A model cannot have fewer tokens than its tokenizer."""
+    with pytest.raises(ContractError, match=words):
+        save(tmp_path / "any.gguf", llama().state_dict(), configuration=CONFIGURATION, tokenizer=tokenizer)
+    assert [] == list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

@@ -12,6 +12,7 @@ from augend.gguf._header import Header
 from augend.gguf._metadata import Value
 
 LLAMA: Final = "llama"
+TOKENS: Final = "tokenizer.ggml.tokens"
 _EMBEDDING: Final = "token_embd.weight"
 _OUTPUT: Final = "output.weight"
 _BLOCK: Final = {
@@ -92,6 +93,7 @@ def metadata_for(configuration: Mapping[str, Any]) -> dict[str, Value]:
         f"{LLAMA}.rope.dimension_count": Value.of("uint32", head_width),
         f"{LLAMA}.{_THETA}": Value.of("float32", configuration["rope_theta"]),
         f"{LLAMA}.{_EPS}": Value.of("float32", configuration["norm_eps"]),
+        "tokenizer.ggml.model": Value.of("string", "no_vocab"),
     }
 
 
@@ -183,7 +185,11 @@ def _vocab_size(header: Header) -> int:
     """Return the number of tokens, which the embedding knows."""
     if _EMBEDDING not in header.tensors:
         raise GGUFError(f"{header.path} has no tensor {_EMBEDDING!r}, which a Llama needs")
-    return header.tensors[_EMBEDDING].shape[0]
+    size = header.tensors[_EMBEDDING].shape[0]
+    tokens = _optional(header, TOKENS, None)
+    if isinstance(tokens, list) and len(tokens) != size:
+        raise GGUFError(f"{header.path}: {TOKENS} has {len(tokens):,} tokens, and tensor {_EMBEDDING!r} {size:,}")
+    return size
 
 
 def _check_sizes(header: Header, found: Mapping[str, int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -12,10 +13,11 @@ from torch import Tensor
 from augend.gguf._header import Header, header_of, opened
 from augend.gguf._llama import configuration_of, heads_of, tensor_names, unpermuted
 from augend.gguf._tensors import check_types, read_tensor
+from augend.gguf._tokenizer import Tokenizer, tokenizer_of
 
 
 @final
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """A language model as a GGUF file holds it.
 
@@ -37,6 +39,18 @@ class Model:
     configuration: dict[str, Any]
     state: dict[str, Tensor]
     header: Header
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The file's tokenizer, made when it is first asked for; None where the file has none.
+
+        Raises:
+            GGUFError: It is one that cannot be made; the message names the key. The weights can be used without it.
+        """
+        kind = self.header.metadata.get("tokenizer.ggml.model")
+        if kind is None or kind.value in {"no_vocab", "none"}:
+            return None
+        return tokenizer_of(self.header.metadata)
 
 
 def load(path: str | os.PathLike[str]) -> Model:

@@ -13,7 +13,16 @@ from torch import Tensor
 
 from augend.errors import ContractError
 from augend.gguf._header import Header
-from augend.gguf._llama import configuration_of, heads_of, metadata_for, output_of, permuted, shape_of, tensor_names
+from augend.gguf._llama import (
+    TOKENS,
+    configuration_of,
+    heads_of,
+    metadata_for,
+    output_of,
+    permuted,
+    shape_of,
+    tensor_names,
+)
 from augend.gguf._load import Model
 from augend.gguf._metadata import Value
 from augend.gguf._tensors import block_of
@@ -37,7 +46,8 @@ _WHOLE: Final = ("f32", "f16", "bf16")
 _OUTPUT_TYPE: Final = "q8_0"
 _QUANTISATION_VERSION: Final = 2
 _MAXIMUM: Final = torch.finfo(torch.float16).max
-_NO_TOKENIZER: Final = {"tokenizer.ggml.model": Value.of("string", "no_vocab")}  # llama.cpp needs the key
+_TOKEN_TYPES: Final = "tokenizer.ggml.token_type"  # noqa: S105  a key, not a secret
+_UNUSED: Final = 5  # LLAMA_TOKEN_TYPE_UNUSED
 _ARGUMENTS: Final = ("vocab_size", "width", "layers", "heads", "kv_heads", "hidden", "max_length")
 _OTHERS: Final = ("rope_theta", "norm_eps", "tied")
 
@@ -48,6 +58,7 @@ def save(
     *,
     like: Model | Header | None = None,
     configuration: Mapping[str, Any] | None = None,
+    tokenizer: Mapping[str, Value] | None = None,
     type: str = "f32",  # noqa: A002  as ggml calls it
 ) -> Header:
     """Write a Llama to a GGUF file that llama.cpp loads: whole, or not at all.
@@ -60,6 +71,8 @@ def save(
         like: What `load` or `read_header` gave for the model that this one was made of. All its metadata is carried
             over unchanged, the tokenizer and the chat template too, but for what says how tensors are stored.
         configuration: Without ``like``: the arguments of ``augend.models.Llama``.
+        tokenizer: What the file says of one, such as `metadata_of` gives; it replaces that of ``like``. Where the model
+            has more tokens, the file fills up with unused ones. None: that of ``like``, or none.
         type: How matrices are stored: ``f32``, ``f16``, ``bf16``, ``q8_0``, ``q5_1``, ``q5_0``, ``q4_1``, ``q4_0``,
             ``mxfp4``, ``tq2_0`` or ``tq1_0``. Norms stay F32. Matrices whose rows the type's blocks do not divide are
             F16. Below 8 bits, the matrix that gives the logits is Q8_0, as llama.cpp has it.
@@ -84,9 +97,12 @@ def save(
         metadata = dict(header.metadata)
     elif like is None and configuration is not None:
         sizes = _checked(configuration)
-        metadata = {**metadata_for(sizes), **_NO_TOKENIZER}
+        metadata = metadata_for(sizes)
     else:
         raise ContractError("save needs one of like= and configuration=, to know what to write beside the tensors")
+    if tokenizer is not None:
+        metadata = {key: value for key, value in metadata.items() if not key.startswith("tokenizer.")}
+        metadata |= _filled(tokenizer, sizes["vocab_size"])
     metadata["general.file_type"] = Value.of("uint32", _FILE_TYPES[type])
     if type not in _WHOLE:
         metadata["general.quantization_version"] = Value.of("uint32", _QUANTISATION_VERSION)
@@ -105,6 +121,21 @@ def _checked(configuration: Mapping[str, Any]) -> Mapping[str, Any]:
             f"width must be an even multiple of heads, and heads one of kv_heads; got {width}, {heads} and {groups}"
         )
     return configuration
+
+
+def _filled(tokenizer: Mapping[str, Value], vocab_size: int) -> dict[str, Value]:
+    """Return the metadata of a tokenizer with as many tokens as the model has, without which llama.cpp loads none."""
+    tokens, kinds = (tokenizer[key].value if key in tokenizer else None for key in (TOKENS, _TOKEN_TYPES))
+    if not isinstance(tokens, list) or not isinstance(kinds, list):
+        raise ContractError(f"tokenizer must have {TOKENS} and {_TOKEN_TYPES}, as augend.gguf.metadata_of gives them")
+    if len(tokens) > vocab_size:
+        raise ContractError(f"the tokenizer has {len(tokens):,} tokens, and the model {vocab_size:,}")
+    more = range(len(tokens), vocab_size)
+    return {
+        **tokenizer,
+        TOKENS: Value.of("array[string]", [*tokens, *(f"[PAD{token}]" for token in more)]),
+        _TOKEN_TYPES: Value.of("array[int32]", [*kinds, *(_UNUSED for _ in more)]),
+    }
 
 
 def _parts(state: Mapping[str, Tensor], sizes: Mapping[str, Any], type: str) -> list[Part]:  # noqa: A002
