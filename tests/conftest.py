@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
+
+import models_from_packages
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=30, print_blob=True)
 hypothesis.settings.register_profile("long", parent=hypothesis.settings.get_profile("default"), max_examples=500)
@@ -16,6 +19,12 @@ hypothesis.settings.load_profile("default")  # make test-long asks for the other
 
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(mode=True)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Give SmolLM2-135M-Instruct, a GGUF file of 98 MB, for the long tests."""
+    return models_from_packages.smollm2()
 
 
 @pytest.fixture(autouse=True)
