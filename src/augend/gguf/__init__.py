@@ -1,5 +1,6 @@
 """GGUF files: models from llama.cpp and to llama.cpp, and any other tensors."""
 
+from augend.gguf._adapter import save_adapter
 from augend.gguf._header import Header, TensorInfo, read_header
 from augend.gguf._load import Model, load, read
 from augend.gguf._metadata import Value
@@ -19,6 +20,7 @@ __all__ = [
     "read",
     "read_header",
     "save",
+    "save_adapter",
     "tokenizer_of",
     "write",
 ]
