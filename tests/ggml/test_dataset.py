@@ -198,9 +198,9 @@ def test_a_saved_state_is_taken_back(sizes: tuple[int, int], divided: bool, seed
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "version 1"),
-        ({"more": 1}, "version 1"),
-        ({"count": 13}, "count 13; this one has 12"),
+        ({"version": 2}, "version 2; here it is 1"),
+        ({"more": 1}, "with the keys"),
+        ({"count": 13}, "count 13; here it is 12"),
         ({"label_width": 0}, "label_width 0"),
         ({"permutation": [0, 1, 2, 3, 4, 5]}, "int64"),
         ({"permutation": torch.arange(6.0)}, "int64"),

@@ -147,8 +147,8 @@ def test_a_saved_generator_goes_on(seed: int, words: int, more: int) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "version 1"),
-        ({"more": 0}, "version 1"),
+        ({"version": 2}, "version 2; here it is 1"),
+        ({"more": 0}, "with the keys"),
         ({"key": [1] * 624}, "624 words"),
         ({"key": torch.ones(623, dtype=torch.int64)}, "624 words"),
         ({"key": torch.ones(624)}, "624 words"),

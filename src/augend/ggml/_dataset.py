@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from augend.errors import ContractError, SplitError
-from augend.ggml._given import floats, numbers, whole_number
+from augend.ggml._given import check_same, floats, mapping, numbers, whole_number
 from augend.ggml._limits import Limits
 from augend.ggml._random import Random
 from augend.ggml._rules import Compat, rules_of
 
 _VERSION: Final = 1
+_SAVED: Final = ("permutation", "divided_rows", "divided")
 _DEFAULT_LIMITS: Final = Limits()
 
 
@@ -214,6 +215,7 @@ class Dataset:
         rows, divided = self._division or (0, [])
         return {
             "version": _VERSION,
+            "compat": self._compat,
             **self._sizes(),
             "permutation": torch.tensor(self._permutation, dtype=torch.int64),
             "divided_rows": rows,
@@ -226,22 +228,24 @@ class Dataset:
         Raises:
             ContractError: The state is of another data set, or damaged; nothing changed.
         """
-        keys = {"version", *self._sizes(), "permutation", "divided_rows", "divided"}
-        if state.keys() != keys or state["version"] != _VERSION:
-            raise ContractError(
-                f"the state of a data set has version {_VERSION} and {sorted(keys)}; got {dict(state)!r:.80}"
-            )
-        for name, size in self._sizes().items():
-            if state[name] != size:
-                raise ContractError(f"the state is of a data set with {name} {state[name]!r:.80}; this one has {size}")
-        permutation = _loaded(state["permutation"])
-        divided, rows = _loaded(state["divided"]), state["divided_rows"]
-        for shards in (permutation, divided) if divided or rows else (permutation,):
-            if sorted(shards) != list(range(self._shards)):
-                raise ContractError(f"a permutation must have {self._shards} shards, each once; got {shards!r:.80}")
+        own = {"version": _VERSION, "compat": self._compat, **self._sizes()}
+        mapping("the state of a data set", state, [*own, *_SAVED])
+        check_same("a data set", state, own)
+        permutation = self._loaded(state["permutation"])
+        rows = whole_number("the rows that were chosen for training", state["divided_rows"], 0, self.count)
         self._prefix("the rows that were chosen for training", rows)
-        self._permutation, self._order = permutation, None
-        self._division = (rows, divided) if divided else None
+        divided = state["divided"]
+        whole = isinstance(divided, Tensor) and not divided.numel() and not rows
+        division = None if whole else (rows, self._loaded(divided))
+        self._permutation, self._order, self._division = permutation, None, division
+
+    def _loaded(self, saved: object) -> list[int]:
+        if not isinstance(saved, Tensor) or saved.dtype != torch.int64 or saved.dim() != 1 or saved.is_meta:
+            raise ContractError(f"a saved permutation is int64 [shards]; got {saved!r:.80}")
+        shards: list[int] = saved.tolist()
+        if sorted(shards) != list(range(self._shards)):
+            raise ContractError(f"a permutation must have {self._shards} shards, each once; got {shards!r:.80}")
+        return shards
 
     def _sizes(self) -> dict[str, int]:
         return {"count": self.count, "width": self.width, "label_width": self.label_width, "shard": self._shard}
@@ -294,10 +298,3 @@ def _hold_out_short(permutation: list[int], shards: int, short: int) -> None:
         place = permutation.index(len(permutation) - 1)
         if place < shards:
             permutation[place], permutation[-1] = permutation[-1], permutation[place]
-
-
-def _loaded(permutation: object) -> list[int]:
-    if not isinstance(permutation, Tensor) or permutation.dtype != torch.int64 or permutation.dim() != 1:
-        raise ContractError(f"a saved permutation is int64 [shards]; got {permutation!r:.80}")
-    shards: list[int] = permutation.tolist()
-    return shards

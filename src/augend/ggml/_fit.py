@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from os import PathLike
-from typing import TextIO, final
+from typing import Any, TextIO, final
 
 from augend import Checkpoint
 from augend.errors import ContractError, SplitError
-from augend.ggml._course import Course
+from augend.ggml._course import Course, Plan
 from augend.ggml._dataset import Dataset
 from augend.ggml._epoch import Callback, Progress, check_compat, epoch
 from augend.ggml._given import whole_number
@@ -77,8 +77,9 @@ def fit(
         options: How many epochs, which batches, what is held out.
         random: What shuffles; seeded with 5489 if None, as in ggml.
         compat: Whose numbers to reproduce; None for the right ones.
-        on_train: Called after each physical batch of a training part; see ``epoch``.
-        on_evaluate: Called after each of a validation part.
+        on_train: Called after each physical batch of a training part. ``True`` ends the fit: with the update of the
+            window that is open, and the validation of the epoch.
+        on_evaluate: Called after each of a validation part. ``True`` ends the part and the fit.
         progress: Where ggml's progress line is written, such as sys.stderr; None for silence.
         checkpoint: A directory that keeps the run: a fit that was stopped, anywhere, goes on from there, with the
             same numbers to the bit.
@@ -88,7 +89,8 @@ def fit(
         The losses of each epoch, and why it ended.
 
     Raises:
-        ContractError: An option is out of bounds, or sizes do not fit; see ``epoch``.
+        ContractError: An option is out of bounds, or sizes do not fit, see ``epoch``; or the directory holds another
+            fit, which trained on other rows or cut them otherwise.
         SplitError: Nothing would be left to train on, or other rows were held out before.
         NonFiniteError: A gradient is inf or nan, and ``compat`` is None.
         CheckpointError: The directory holds no good checkpoint of this fit.
@@ -100,17 +102,16 @@ def fit(
     training = replace(training, period=period, parameters=schedule)
     optimizer = Optimizer(graph, training, random=random, compat=compat)
     bar = None if progress is None else Bar(progress, compat=compat)
-    course = Course(graph, options.epochs, options.patience, compat)
-    run = None
-    if checkpoint is not None:
-        run = Checkpoint(
-            checkpoint, every_seconds=every_seconds, graph=graph, optimizer=optimizer, dataset=dataset, course=course
-        )
-    fitting = _Fitting(optimizer, dataset, split, options.logical_batch, course, bar, on_train, on_evaluate, run)
+    patience, logical = options.patience, options.logical_batch
+    plan = Plan(rows=dataset.count, split=split, logical=logical, physical=physical, keeps_best=patience is not None)
+    course = Course(graph, plan, options.epochs, patience, compat)
+    parts: dict[str, Any] = {"graph": graph, "optimizer": optimizer, "dataset": dataset, "course": course}
+    run = None if checkpoint is None else Checkpoint(checkpoint, every_seconds=every_seconds, **parts)
+    fitting = _Fitting(optimizer, dataset, split, logical, course, bar, on_train, on_evaluate, run)
     began = time.monotonic()
     try:
         if run is None or run.load_latest() is None:
-            _divide(dataset, optimizer.random, options.logical_batch, split)
+            _divide(dataset, optimizer.random, logical, split)
         while course.why is None:
             fitting.epoch()
     finally:
@@ -159,26 +160,34 @@ class _Fitting:
             evaluate=course.validation,
             on_train=self._trained,
             on_evaluate=self._evaluated,
-            start=course.batch,
+            start=self._start(),
         )
         course.end_epoch(self.optimizer.iteration - 1)
         if self.run is not None:
             self.run.save()
 
+    def _start(self) -> int:
+        """Return how many physical batches of the training part are done, or need not be."""
+        over = self.course.ended and self.course.batch and not self.optimizer.index
+        return self.course.batches if over else self.course.batch
+
     def _trained(self, event: Progress) -> bool:
-        stop = self._told(event, self.on_train)
+        self._tell(event, self.on_train)
         self.course.batch = event.batch
         if self.run is not None:
             self.run.save_if_due()
-        return stop
+        return self.course.ended
 
     def _evaluated(self, event: Progress) -> bool:
-        return self._told(event, self.on_evaluate)
+        before = self.course.ended
+        self._tell(event, self.on_evaluate)
+        return self.course.ended and not before
 
-    def _told(self, event: Progress, callback: Callback | None) -> bool:
+    def _tell(self, event: Progress, callback: Callback | None) -> None:
         if self.bar is not None:
             self.bar(event)
-        return callback is not None and callback(event) is True
+        if callback is not None and callback(event) is True:
+            self.course.ended = True
 
 
 # ------------------------------------------------------------------------ options

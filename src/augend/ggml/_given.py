@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,6 +23,29 @@ def whole_number(what: str, number: object, least: int, most: int | None = None)
         upper = "on" if most is None else f"to {most:,}"
         raise ContractError(f"{what} must be a whole number from {least:,} {upper}; got {number!r:.80}")
     return number
+
+
+def mapping(what: str, given: object, keys: Collection[str]) -> Mapping[str, Any]:
+    """Return a mapping that has these keys and no other.
+
+    Raises:
+        ContractError: It is none, or has not.
+    """
+    if not isinstance(given, Mapping) or given.keys() != set(keys):
+        shown = f"{dict(given)!r:.80}" if isinstance(given, Mapping) else type(given).__name__
+        raise ContractError(f"{what} is a mapping with the keys {sorted(keys)}; got {shown}")
+    return given
+
+
+def check_same(what: str, saved: Mapping[str, Any], own: Mapping[str, int | str | bool | None]) -> None:
+    """Compare numbers and words of a saved state with those here, by name.
+
+    Raises:
+        ContractError: One is another, or of another type.
+    """
+    for name, value in own.items():
+        if type(saved[name]) is not type(value) or saved[name] != value:
+            raise ContractError(f"the state of {what} has {name} {saved[name]!r:.80}; here it is {value!r}")
 
 
 def numbers(what: str, values: object) -> Tensor:

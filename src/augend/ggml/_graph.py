@@ -56,6 +56,14 @@ class Graph(Builder):
         self._values: WeakKeyDictionary[Node, Tensor | None] = WeakKeyDictionary()
         self._made = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        values = [(node, self._values[node]) for node in self._values]
+        return {"limits": self.limits, "nodes": self._nodes, "values": values, "made": self._made}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.limits, self._nodes, self._made = state["limits"], state["nodes"], state["made"]
+        self._values = WeakKeyDictionary(state["values"])
+
     def __repr__(self) -> str:
         return f"<Graph of {len(self._nodes)} nodes, {len(self.parameters())} of them parameters>"
 
@@ -357,6 +365,11 @@ def _step_shape(operation: str, inputs: Sequence[Node]) -> Shape:
     if not weight_of(weight).parameter:
         raise ContractError(f"{operation} updates a parameter; {weight!r} is none")
     _check_types(operation, inputs)
+    owned = [weight_of(weight), *others[1:]]
+    if len({*owned}) < len(owned) or any(one.operation for one in owned):
+        raise ContractError(
+            f"{operation} changes weight, m and v in place: they must be leaves, no two the same; got {owned}"
+        )
     for other in others:
         if other.shape != weight.shape:
             raise ContractError(f"{operation} needs tensors of the shape of {weight!r}; got {other!r}")

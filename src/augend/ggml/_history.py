@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, final
+from dataclasses import asdict, dataclass, fields
+from numbers import Real
+from typing import Any, Final, final
 
 from augend import Estimate
+from augend.errors import ContractError
+from augend.ggml._given import mapping, whole_number
 from augend.ggml._result import Result
+
+_ESTIMATES: Final = ("loss", "accuracy", "validation_loss", "validation_accuracy")
 
 
 @final
@@ -56,10 +61,28 @@ class Epoch:
         return asdict(self)
 
     @staticmethod
-    def from_plain(plain: dict[str, Any]) -> Epoch:
-        """Return the record that ``to_plain`` was called on."""
-        estimates = {name: Estimate(**value) for name, value in plain.items() if isinstance(value, dict)}
-        return Epoch(**{**plain, **estimates})
+    def from_plain(plain: object) -> Epoch:
+        """Return the record that ``to_plain`` was called on.
+
+        Raises:
+            ContractError: It is none.
+        """
+        saved = mapping("a saved epoch", plain, [field.name for field in fields(Epoch)])
+        if not isinstance(saved["seconds"], Real):
+            raise ContractError(f"the seconds of a saved epoch must be a number; got {saved['seconds']!r:.80}")
+        return Epoch(
+            number=whole_number("the number of a saved epoch", saved["number"], 1),
+            iteration=whole_number("the updates of a saved epoch", saved["iteration"], 0),
+            seconds=float(saved["seconds"]),
+            **{name: _estimate(saved[name]) for name in _ESTIMATES},
+        )
+
+
+def _estimate(plain: object) -> Estimate:
+    numbers = mapping("a saved estimate", plain, [field.name for field in fields(Estimate)])
+    if not all(isinstance(one, Real) for one in numbers.values()):
+        raise ContractError(f"a saved estimate is made of numbers; got {dict(numbers)!r:.200}")
+    return Estimate(**numbers)
 
 
 @final

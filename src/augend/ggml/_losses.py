@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from augend import Tally
-from augend.ggml._nodes import Shape
+from augend.errors import ContractError
+from augend.ggml._nodes import Node, Shape
 from augend.ggml._parameters import Loss, rounded
 from augend.ggml._rules import Rules
 
@@ -58,6 +59,25 @@ def measure(outputs: Tensor, labels: Tensor | None, loss: Loss, period: int, rul
     # As one row: the accumulator's error bars over rows would be measured a second time, and read by nobody.
     offered = Tally(totals.sum().reshape(1), torch.tensor([divisor], device=totals.device))
     return Measured(offered, rows, rounded(whole / (period * divisor) if divisor else whole))
+
+
+def check_rows(outputs: Tensor, declared: Node, rows: int, all_rows: int) -> None:
+    """Refuse outputs of a short batch that did not become fewer with its rows.
+
+    Args:
+        outputs: ``[ne3, ne2, rows, ne0]``.
+        declared: Their node.
+        rows: How many rows went in.
+        all_rows: Of a whole batch.
+
+    Raises:
+        ContractError: There are others than the rows that went in make.
+    """
+    if outputs.shape[2] * all_rows != declared.shape[1] * rows:
+        raise ContractError(
+            f"{rows} of {all_rows} rows went in, and {outputs.shape[2]} of {declared.shape[1]} came out of "
+            f"{declared!r}: another tensor of the graph has the declared number of rows, so every batch must have it"
+        )
 
 
 def items_of(loss: Loss, shape: tuple[int, ...] | Shape) -> int:

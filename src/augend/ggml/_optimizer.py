@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final, cast, final
 
@@ -13,7 +14,7 @@ from augend.errors import ContractError, StateError
 from augend.ggml._dataset import Dataset
 from augend.ggml._given import whole_number
 from augend.ggml._graph import Graph
-from augend.ggml._losses import Measured, items_of, measure
+from augend.ggml._losses import Measured, check_rows, items_of, measure
 from augend.ggml._nodes import Node
 from augend.ggml._parameters import (
     Build,
@@ -33,6 +34,7 @@ from augend.ggml._saved import VERSION, read_state
 from augend.ggml._steps import step_adamw_, step_sgd_
 from augend.ggml._training import Training, check_training
 
+_CALLER: Final = 4  # of evaluate, counted from a warning
 _DATAPOINTS: Final = 2  # of [ne3, ne2, ne1, ne0]
 
 
@@ -112,6 +114,7 @@ class Optimizer:
         self._mode = Build.UPDATE
         self._ready = False
         self._used: Mapping[str, Tensor] | None = None  # the gradients that the last update was made of
+        self._told: set[str] = set()  # parameters of which was said that they have no gradients
         self._predictions: Tensor | None = None
         self._correct: int | None = None
 
@@ -171,7 +174,7 @@ class Optimizer:
         if self._used is not None and name in self._used:
             return self._used[name].clone()
         if gathered is None:  # nothing of it reaches the outputs, or nothing was gathered yet
-            return torch.zeros(parameter.torch_shape, device="cpu")
+            return torch.zeros(parameter.torch_shape, dtype=torch.float32, device="cpu")
         if self._rules.lazy_gradients or self.training.loss is Loss.SUM:
             return gathered.clone()
         shape = self.training.outputs.shape
@@ -263,7 +266,8 @@ class Optimizer:
         self._ready = False
         measured = self._measure(whole if rows is None else rows)
         if self._mode is not Build.FORWARD:
-            self._grads.backward(measured.offered)
+            with torch.enable_grad():
+                self._grads.backward(measured.offered)
         if parameters is not None:
             self._update(parameters)
         self.graph.set_values(self._loss, [measured.loss])
@@ -287,6 +291,7 @@ class Optimizer:
             inputs = widened(graph.storage(training.inputs)).narrow(self._across, 0, rows)
             values = self.module.results([inputs])
             outputs = values[training.outputs]
+            check_rows(outputs, training.outputs, rows, self._rows)
             labels = None
             if self._labels is not None:
                 labels = widened(graph.storage(self._labels)).narrow(_DATAPOINTS, 0, outputs.shape[_DATAPOINTS])
@@ -302,6 +307,7 @@ class Optimizer:
             used = cast("Mapping[str, Tensor]", self._grads.finish_sums().gradients)  # of one term
         else:
             used = self._grads.finish_mean(empty="one").gradients
+            self._tell_unused(used)
         self._used = used
         with torch.no_grad():
             for name, gradient in used.items():
@@ -311,6 +317,15 @@ class Optimizer:
                 else:
                     step_sgd_(weight, gradient, (parameters.sgd.alpha, parameters.sgd.wd))
         self._iteration += 1
+
+    def _tell_unused(self, used: Mapping[str, Tensor]) -> None:
+        unused = sorted(self._nodes.keys() - used.keys() - self._told)
+        if unused:
+            self._told |= {*unused}
+            warnings.warn(
+                f"no gradient came to {', '.join(unused)}: values that do not reach the outputs are not trained",
+                stacklevel=_CALLER,
+            )
 
     def _record(self, result: Result, measured: Measured) -> None:
         result.record(
@@ -365,7 +380,7 @@ class Optimizer:
             "moments": {name: {"m": m.clone(), "v": v.clone()} for name, (m, v) in self._moments.items()},
         }
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, int | str]:
         training = self.training
         return {
             "kind": training.kind.name,

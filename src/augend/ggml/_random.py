@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from augend.errors import ContractError
-from augend.ggml._given import whole_number
+from augend.ggml._given import check_same, mapping, whole_number
 
 _VERSION: Final = 1
 _WORDS: Final = 624  # of the generator's state, and made at once
@@ -121,10 +121,8 @@ class Random:
         Raises:
             ContractError: It is something else; the generator is as it was.
         """
-        if state.keys() != {"version", "key", "used"} or state["version"] != _VERSION:
-            raise ContractError(
-                f"the state of a generator has version {_VERSION}, key and used; got {dict(state)!r:.80}"
-            )
+        mapping("the state of a generator", state, ["version", "key", "used"])
+        check_same("a generator", state, {"version": _VERSION})
         key, used = state["key"], state["used"]
         if not isinstance(key, Tensor) or key.dtype != torch.int64 or key.shape != (_WORDS,):
             raise ContractError(f"the key of a generator must be {_WORDS} words, int64; got {key!r:.80}")

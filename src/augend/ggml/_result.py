@@ -12,6 +12,7 @@ from torch import Tensor
 
 from augend import Accuracy, Estimate, Mean, Tally
 from augend.errors import ContractError
+from augend.ggml._given import check_same, mapping, whole_number
 from augend.ggml._parameters import Loss
 from augend.ggml._rules import Compat, rules_of
 
@@ -212,8 +213,7 @@ class Result:
             ContractError: The state is of another version or compat, or damaged; the result is as it was.
         """
         _check_state(state, self._compat)
-        mean = Mean()
-        mean.load_state_dict(state["mean"])
+        mean = _loaded_mean(state["mean"])
         self.reset()
         self._kind = None if state["kind"] is None else Loss(state["kind"])
         self._period, self._batch_rows = state["period"], state["batch_rows"]
@@ -272,22 +272,31 @@ def _sum_of(rows: Mean, mean: Estimate, count: int) -> Estimate:
 
 
 def _check_state(state: Mapping[str, Any], compat: Compat | None) -> None:
-    keys = {"version", "compat", "kind", *_NUMBERS, "losses", "mean", "predictions"}
-    if state.keys() != keys or state["version"] != _VERSION:
-        raise ContractError(f"the state of a result has version {_VERSION} and {sorted(keys)}; got {dict(state)!r:.80}")
-    if state["compat"] != compat:
-        raise ContractError(f"the state is of a result with compat {state['compat']!r:.80}; this one has {compat!r}")
-    if state["kind"] not in {None, *(kind.value for kind in Loss)}:
-        raise ContractError(f"the state is of an unknown loss, {state['kind']!r:.80}")
+    mapping("the state of a result", state, ["version", "compat", "kind", *_NUMBERS, "losses", "mean", "predictions"])
+    check_same("a result", state, {"version": _VERSION, "compat": compat})
+    kind = state["kind"]
+    if kind is not None and not (isinstance(kind, str) and kind in {one.value for one in Loss}):
+        raise ContractError(f"the state is of an unknown loss, {kind!r:.80}")
     for name in _NUMBERS:
-        value = state[name]
-        if not (name == "correct" and value is None) and (type(value) is not int or value < 0):
-            raise ContractError(f"{name} of a result must be an integer from 0 on; got {value!r:.80}")
+        if name != "correct" or state[name] is not None:
+            whole_number(f"{name} of a saved result", state[name], 0)
     for name, dtype in (("losses", torch.float32), ("predictions", torch.int32)):
         value = state[name]
-        if not isinstance(value, Tensor) or value.dtype != dtype or value.dim() != 1:
-            raise ContractError(f"{name} of a result must be {dtype}, one-dimensional; got {value!r:.80}")
-    count, batches = state["count"], len(state["losses"])
-    empty = state["kind"] is None
-    if empty != (count == 0) or (state["correct"] or 0) > count or (batches and batches * state["batch_rows"] != count):
-        raise ContractError(f"the rows, batches and hits of a result do not fit each other: {dict(state)!r:.200}")
+        if not isinstance(value, Tensor) or value.dtype != dtype or value.dim() != 1 or value.is_meta:
+            raise ContractError(f"{name} of a saved result must be {dtype}, one-dimensional; got {value!r:.80}")
+    count, rows, batches, period = state["count"], state["batch_rows"], len(state["losses"]), state["period"]
+    by_batches, empty = rules_of(compat).by_batches, kind is None
+    told = (by_batches and batches * rows != count) or (not by_batches and batches > 0)
+    if told or len(state["predictions"]) not in {0, count} or (state["correct"] or 0) > count:
+        raise ContractError(f"the rows, batches and hits of a saved result do not fit each other: {dict(state)!r:.200}")
+    if empty != (count == 0) or empty != (period == 0) or empty != (rows == 0):
+        raise ContractError(f"a saved result is empty in one part and not in another: {dict(state)!r:.200}")
+
+
+def _loaded_mean(saved: object) -> Mean:
+    """Return the mean over rows that was saved."""
+    if not isinstance(saved, Mapping):
+        raise ContractError(f"the mean of a saved result must be a mapping; got {saved!r:.80}")
+    mean = Mean()
+    mean.load_state_dict(saved)
+    return mean

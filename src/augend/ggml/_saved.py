@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from augend.errors import ContractError
-from augend.ggml._given import whole_number
+from augend.ggml._given import check_same, mapping, whole_number
 from augend.ggml._parameters import Build
 
 VERSION: Final = 1
@@ -34,7 +34,7 @@ class Saved:
     moments: Moments
 
 
-def read_state(state: Mapping[str, Any], identity: Mapping[str, object], moments: Moments, period: int) -> Saved:
+def read_state(state: Mapping[str, Any], identity: Mapping[str, int | str], moments: Moments, period: int) -> Saved:
     """Read the state of an optimizer.
 
     Args:
@@ -46,13 +46,8 @@ def read_state(state: Mapping[str, Any], identity: Mapping[str, object], moments
     Raises:
         ContractError: It is that of another optimizer, or damaged.
     """
-    keys = {"version", *identity, *_KEYS}
-    if not isinstance(state, Mapping) or state.keys() != keys or state["version"] != VERSION:
-        shown = dict(state) if isinstance(state, Mapping) else state
-        raise ContractError(f"the state of an optimizer has version {VERSION} and {sorted(keys)}; got {shown!r:.80}")
-    for key, own in identity.items():
-        if state[key] != own:
-            raise ContractError(f"the saved optimizer has {key} {state[key]!r:.80}; this one has {own!r}")
+    mapping("the state of an optimizer", state, ["version", *identity, *_KEYS])
+    check_same("an optimizer", state, {"version": VERSION, **identity})
     if not isinstance(state["mode"], str) or state["mode"] not in Build.__members__:
         raise ContractError(
             f"the mode of a saved optimizer is one of {[*Build.__members__]}; got {state['mode']!r:.80}"
