@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
-from vocabularies import CHAT, TURN, TURN_END, lines, of, trained
+from vocabularies import CHAT, TURN, TURN_END, lines, nonsense, of, trained_across
 
 from augend.gguf import Value, metadata_of, tokenizer_of, write
 from augend.gguf._words import WORDS
 
 # One name for each way to cut text.
 DIFFERENT = list({words: name for name, words in reversed(WORDS.items())}.values())
-# Letters, marks, digits of several kinds, spaces, contractions, signs; all older than either side's tables of Unicode.
-ALPHABET = (
-    " \t\n\r\u00a0\u3000\u2028''stmdrevlLLSTſ012³½①٣४aébcXÉДж日本かกำ\u0301\u200d\ufeff.,;:!?-_()[]{}+<=>"
-    '^~|`$%&*#@/\\"“—€😀🏽ªºǅʰ\u0378\ue000'
-)
+PIECES = ["12", "345", "1234 56789", "x'S", "x'Re", "I'LL", "'tis", " 'll", "a!!", "--b", "=>", "a\n\nb", " \n ", "½²"]
 
 
 def saved(path: Path, **changes: object) -> tuple[str, dict[str, Value]]:
     """Write a file that has a tokenizer and no tensors."""
     kind = {"general.architecture": Value.of("string", "llama"), "tokenizer.chat_template": Value.of("string", CHAT)}
-    metadata = kind | metadata_of(trained(), end_of_text=0) | of(**changes)
+    metadata = kind | metadata_of(trained_across(), end_of_text=0) | of(**changes)
     del metadata["tokenizer.ggml.add_bos_token"]
     write(path, metadata, {})
     return str(path), metadata
-
-
-def nonsense(count: int) -> list[str]:
-    """Return short texts of letters that rarely stand together."""
-    chance = random.Random(0)  # noqa: S311  no secret
-    return ["".join(chance.choices(ALPHABET, k=chance.randint(1, 12))) for _ in range(count)]
 
 
 @pytest.mark.parametrize("pre", DIFFERENT)
@@ -40,10 +29,10 @@ def test_tokens_are_those_of_llama_cpp(llama, tmp_path: Path, pre: str) -> None:
     """All tokens of a thousand lines of real text and of three thousand of nonsense, and the beginning of each."""
     path, metadata = saved(tmp_path / "tokens.gguf", pre=pre, bos_token_id=1)
     tokenizer = tokenizer_of(metadata)
-    texts = [*lines()[:1000], *nonsense(3000), "", f"a{TURN}b{TURN_END}", "\0"]
+    texts = [*lines()[:1000], *nonsense(3000), *PIECES, "", f"a{TURN}b{TURN_END}", "\0"]
     found = llama("tokens", path=path, texts=texts, special=True, begin=True)
     start = [] if tokenizer.start_of_text is None else [tokenizer.start_of_text]
-    assert [1, 0, 600] == [*found["ends"], found["size"]]
+    assert [1, 0, 2000] == [*found["ends"], found["size"]]
     assert [[*start, *tokenizer.encode(text)] for text in texts] == found["tokens"]
 
 
@@ -59,7 +48,7 @@ def test_texts_are_those_of_llama_cpp(llama, tmp_path: Path) -> None:
 
 def test_llama_cpp_knows_every_name(llama, tmp_path: Path) -> None:
     """Names that are taken for the same way to cut are the same to llama.cpp: also where they are told apart."""
-    texts = [*nonsense(200), "'S 1234 ½²"]
+    texts = [*nonsense(200), *PIECES]
     paths, expected = [], []
     for name in WORDS:
         path, metadata = saved(tmp_path / f"{name}.gguf", pre=name, bos_token_id=1)
