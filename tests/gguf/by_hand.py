@@ -93,6 +93,18 @@ HOSTILE = {
         "tensor 'b' is said to be at byte 0 of the data; its place is byte 32",
     ),
     "more": (one_tensor(F32, bytes(4), (1,)) + b"more", "4 bytes follow where its tensors end"),
+    "a byte lost in the padding": (
+        one_tensor(F32, b"\1" * 4, (1,)).replace(bytes(8) + b"\1\1\1\1", bytes(7) + b"\1\1\1\1"),
+        "the padding before tensor 'w' is not zeros",
+    ),
+    "padding between tensors": (
+        written(
+            [tensor_info(b"w", (1,), F32, 0), tensor_info(b"b", (1,), F32, 32)],
+            [bytes(4) + b"\1" + bytes(27), bytes(4)],
+        ),
+        "the padding before tensor 'b' is not zeros",
+    ),
+    "padding at the end": (one_tensor(F32, bytes(31) + b"\1", (1,)), "the padding at the end is not zeros"),
     "tensor twice": (
         written([tensor_info(b"w", (1,), F32, 0), tensor_info(b"w", (1,), F32, 32)], [bytes(4), bytes(4)]),
         "'w' is there twice",

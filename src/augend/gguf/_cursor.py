@@ -5,9 +5,11 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import BinaryIO, Final, final
 
 from augend.errors import GGUFError
+
+_ZEROS: Final = 2**16  # that are read at once
 
 
 @final
@@ -40,6 +42,17 @@ class Cursor:
             raise self.refuse(f"{what} could not be read whole at byte {self.offset:,}; the file was cut off meanwhile")
         self.offset += count
         return data
+
+    def jump(self, offset: int) -> None:
+        """Go on at another place."""
+        self.file.seek(offset)
+        self.offset = offset
+
+    def zeros(self, count: int, what: str) -> None:
+        """Read a number of bytes, all of which must be zero."""
+        for start in range(0, count, _ZEROS):
+            if self.take(min(_ZEROS, count - start), what).strip(b"\0"):
+                raise self.refuse(f"{what} is not zeros; bytes were lost or added")
 
     def number(self, layout: str, what: str) -> int:
         """Read a whole number."""

@@ -249,10 +249,13 @@ def _tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorInfo
         expected += padded(info.bytes, alignment)
     start = padded(cursor.offset, alignment)
     for info in infos.values():
-        cursor.offset = start + info.offset
-        cursor.require(info.bytes, f"tensor {info.name!r}")
+        what = f"tensor {info.name!r}"
+        cursor.zeros(min(start + info.offset, cursor.size) - cursor.offset, f"the padding before {what}")
+        cursor.require(info.bytes, what)
+        cursor.jump(start + info.offset + info.bytes)
     if cursor.size > start + expected:
         raise cursor.refuse(f"{cursor.size - start - expected:,} bytes follow where its tensors end")
+    cursor.zeros(cursor.size - cursor.offset, "the padding at the end")
     return {
         name: TensorInfo(name, info.shape, info.type, start + info.offset, info.bytes) for name, info in infos.items()
     }
