@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from augend.errors import ContractError
+from augend.errors import ContractError, StateError
 from augend.ggml import (
     AdamW,
     Dataset,
@@ -259,3 +259,33 @@ def test_training_under_no_grad() -> None:
     with torch.no_grad():
         epoch(Optimizer(graph, training), rows())
     assert any(weights(graph))
+
+
+def test_a_fit_that_is_refused_leaves_the_data_set_alone() -> None:
+    """Labels that do not fit are found before anything is divided, so that the next fit may divide otherwise."""
+    graph, training = build()
+    dataset = Dataset(torch.randn(ROWS, 3), torch.randn(ROWS, 1))
+    with pytest.raises(ContractError, match="labels must be"):
+        fit(graph, training, dataset, Fit(epochs=1, logical_batch=8, validation_split=0.25))
+    assert tuple(range(ROWS)) == dataset.permutation
+    dataset.check_division(ROWS)
+
+
+def test_activations_of_one_batch_are_kept() -> None:
+    """What operations came to is there after an evaluation, and gone after a fit."""
+    graph, training = build()
+    optimizer = Optimizer(graph, training)
+    optimizer.allocate(backward=False)
+    optimizer.evaluate()
+    assert (PHYSICAL, 2) == graph.values(training.outputs).shape
+    fit(graph, training, rows(), Fit(epochs=1, logical_batch=8))
+    with pytest.raises(StateError, match="not computed yet"):
+        graph.values(training.outputs)
+
+
+def test_inputs_must_be_used() -> None:
+    """Inputs that nothing is made of are a mistake."""
+    graph, training = build()
+    other = graph.tensor((3, PHYSICAL))
+    with pytest.raises(ContractError, match="would not be used"):
+        Optimizer(graph, Training(inputs=other, outputs=training.outputs, loss=training.loss))

@@ -153,7 +153,8 @@ class Dataset:
 
         Args:
             random: What the permutation is drawn from.
-            rows: How many rows from the first on take part, in whole shards; all if None or ``count``.
+            rows: How many rows from the first on take part, in whole shards; all if None or ``count``, those that a
+                division held out, too.
 
         Raises:
             ContractError: There are not so many rows, or they are not whole shards; nothing was drawn.
@@ -200,7 +201,8 @@ class Dataset:
         if self._division is not None and self._division[0] != rows:
             raise SplitError(
                 f"of this data set {self._division[0]} rows were chosen for training before, and now {rows} are asked "
-                "for: rows that were held out would be trained on. Ask for as many, or call forget_division() first"
+                "for: rows that were held out would be trained on, or the other way round. Ask for as many, or call "
+                "forget_division() first"
             )
 
     def forget_division(self) -> None:

@@ -12,7 +12,6 @@ from augend.ggml._dataset import Dataset
 from augend.ggml._given import whole_number
 from augend.ggml._optimizer import Optimizer
 from augend.ggml._result import Result
-from augend.ggml._rules import Compat
 
 
 @final
@@ -75,7 +74,7 @@ def epoch(
     """
     rows = optimizer.training.inputs.shape[1]
     split = dataset.count if split is None else whole_number("split", split, 0, dataset.count)
-    _check(optimizer, dataset, rows, split)
+    check_epoch(optimizer, dataset, split)
     whole_number("start", start, 0, -(-split // rows))
     trained, batches = -(-split // rows), dataset.batches(rows)
     train = Result(compat=optimizer.compat) if train is None else train
@@ -128,9 +127,18 @@ class _Part:
         )
 
 
-def _check(optimizer: Optimizer, dataset: Dataset, rows: int, split: int) -> None:
-    check_compat(optimizer.compat, dataset)
+def check_epoch(optimizer: Optimizer, dataset: Dataset, split: int) -> None:
+    """Refuse a data set or a split that an optimizer cannot go through.
+
+    Raises:
+        ContractError: Widths, labels, rows or rules do not fit.
+    """
+    rows, compat = optimizer.training.inputs.shape[1], optimizer.compat
     inputs, labels = optimizer.training.inputs, optimizer.labels_tensor
+    if dataset.compat != compat:
+        raise ContractError(
+            f"the data set was made with compat={dataset.compat!r} and is used with compat={compat!r}: make both alike"
+        )
     if inputs.shape[2:] != (1, 1) or inputs.shape[0] != dataset.width:
         raise ContractError(
             f"the inputs must be [{dataset.width}, rows], as wide as the data set; {inputs!r} is {list(inputs.shape)}"
@@ -144,7 +152,7 @@ def _check(optimizer: Optimizer, dataset: Dataset, rows: int, split: int) -> Non
             f"the labels must be [{labels.shape[0]}, {labels.shape[1]}] for each physical batch of {rows} rows; those "
             f"of the data set are {dataset.label_width} wide"
         )
-    if optimizer.compat is not None and dataset.count % rows:
+    if compat is not None and dataset.count % rows:
         raise ContractError(
             f"with compat the rows must come in whole batches of {rows}; the data set has {dataset.count}"
         )
@@ -152,15 +160,4 @@ def _check(optimizer: Optimizer, dataset: Dataset, rows: int, split: int) -> Non
         raise ContractError(
             f"split must be a multiple of {rows} rows from 0 to {dataset.count}, or all rows; got {split}"
         )
-
-
-def check_compat(compat: Compat | None, dataset: Dataset) -> None:
-    """Refuse a data set that follows other rules.
-
-    Raises:
-        ContractError: It does.
-    """
-    if dataset.compat != compat:
-        raise ContractError(
-            f"the data set was made with compat={dataset.compat!r} and is used with compat={compat!r}: make both alike"
-        )
+    dataset.batches(rows)

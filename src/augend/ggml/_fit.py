@@ -14,7 +14,7 @@ from augend import Checkpoint
 from augend.errors import ContractError, SplitError
 from augend.ggml._course import Course, Plan
 from augend.ggml._dataset import Dataset
-from augend.ggml._epoch import Callback, Progress, check_compat, epoch
+from augend.ggml._epoch import Callback, Progress, check_epoch, epoch
 from augend.ggml._given import whole_number
 from augend.ggml._graph import Graph
 from augend.ggml._history import History
@@ -95,7 +95,6 @@ def fit(
         NonFiniteError: A gradient is inf or nan, and ``compat`` is None.
         CheckpointError: The directory holds no good checkpoint of this fit.
     """
-    check_compat(compat, dataset)
     schedule = _schedule(training, options, compat, graph.limits)
     physical = training.inputs.shape[1]
     period, split = _sizes(dataset, options, physical, compat)
@@ -110,6 +109,7 @@ def fit(
     fitting = _Fitting(optimizer, dataset, split, logical, course, bar, on_train, on_evaluate, run)
     began = time.monotonic()
     try:
+        check_epoch(optimizer, dataset, split)
         if run is None or run.load_latest() is None:
             _divide(dataset, optimizer.random, logical, split)
         while course.why is None:
@@ -120,6 +120,7 @@ def fit(
     if bar is not None:
         bar.end(time.monotonic() - began)
     course.restore_best()
+    graph.drop_computed()
     return History(epochs=tuple(course.epochs), stopped=course.why)
 
 

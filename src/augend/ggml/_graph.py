@@ -26,6 +26,9 @@ _VECTORS = {"opt_step_adamw": 7, "opt_step_sgd": 2}
 class Graph(Builder):
     """A static graph of float32 tensors (and int32 ones, for ``get_rows``), with ggml's shapes and broadcasting.
 
+    Its values are on the CPU. On another device, and in another dtype, a graph is trained as its module: made of a copy
+    (``copy.deepcopy``) of the graph where the graph itself shall stay as it is.
+
     The calls make nodes; nothing is computed by them. ``module`` makes an ordinary ``nn.Module`` of it, which shares
     its parameters, so that everything that trains modules trains graphs; ``Optimizer`` and ``fit`` train it as
     ggml-opt does.
@@ -265,6 +268,12 @@ class Graph(Builder):
             )
         with torch.no_grad():
             storage.copy_(given.reshape(storage.shape))
+
+    def drop_computed(self) -> None:
+        """Forget what operations came to, so that their memory is free."""
+        for node in self._nodes:
+            if node.operation:
+                self._values[node] = None
 
     def keep(self, results: Mapping[Node, Tensor]) -> None:
         """Note what the operations of a run came to, ``[ne3, ne2, ne1, ne0]`` each.

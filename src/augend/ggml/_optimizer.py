@@ -287,6 +287,7 @@ class Optimizer:
 
     def _measure(self, rows: int) -> Measured:
         training, graph = self.training, self.graph
+        graph.drop_computed()  # the activations of the batch before, while this one makes its own
         with torch.set_grad_enabled(self._mode is not Build.FORWARD):
             inputs = widened(graph.storage(training.inputs)).narrow(self._across, 0, rows)
             values = self.module.results([inputs])

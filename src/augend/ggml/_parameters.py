@@ -45,7 +45,8 @@ class Loss(enum.Enum):
     """What is minimised."""
 
     MEAN = "mean"
-    """The mean of all elements of the outputs."""
+    """The mean of all elements of the outputs. Outputs of one element for the whole batch weigh a short batch as a
+    whole one: leave the mean over rows to the loss."""
     SUM = "sum"
     """Their sum; never divided by the number of physical batches in a window."""
     CROSS_ENTROPY = "cross_entropy"

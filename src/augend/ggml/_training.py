@@ -11,6 +11,7 @@ from augend.ggml._graph import Graph
 from augend.ggml._nodes import Node
 from augend.ggml._parameters import Build, Kind, Loss, Parameters, Schedule, check_parameters
 from augend.ggml._rules import Compat
+from augend.ggml._run import order_of
 
 _DEFAULTS: Final = Parameters()
 
@@ -57,6 +58,8 @@ def check_training(graph: Graph, training: Training, compat: Compat | None) -> N
         )
     graph.shape(training.inputs)
     shape = graph.shape(outputs)
+    if training.inputs not in order_of([outputs]):
+        raise ContractError(f"nothing that {outputs!r} is made of is {training.inputs!r}: the inputs would not be used")
     if training.loss is Loss.CROSS_ENTROPY and shape[2:] != (1, 1):
         raise ContractError(f"the outputs of a cross entropy are [classes, rows]; {outputs!r} has more dimensions")
     if not graph.parameters(outputs):
