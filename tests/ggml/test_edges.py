@@ -194,3 +194,17 @@ def test_a_callback_ends_a_fit() -> None:
         (one.number, one.iteration, one.loss.count, one.validation_loss.count) for one in history.epochs
     ]
     assert "callback" in history.stopped
+
+
+def test_both_callbacks_can_end_their_parts() -> None:
+    """A validation part is ended by its own callback, also where the training part before it ended the fit."""
+    model = upstream()
+    seen: list[tuple[bool, int]] = []
+
+    def at(event: Progress) -> bool:
+        seen.append((event.train, event.batch))
+        return event.batch == (1 if event.train else 2)
+
+    dataset = Dataset(torch.arange(10.0).reshape(10, 1))
+    fit(model.graph, training_of(model, Loss.SUM), dataset, options_of(3, 1, 0.5), on_train=at, on_evaluate=at)
+    assert [(True, 1), (False, 1), (False, 2)] == seen

@@ -141,12 +141,37 @@ class Dataset:
         Raises:
             ContractError: There is no such batch, or the rows are not whole shards.
         """
+        chosen = self._chosen(rows, index)
+        labels = self.labels
+        return self._data.index_select(0, chosen), None if labels is None else labels.index_select(0, chosen)
+
+    def read(self, rows: int, index: int, data: Tensor, labels: Tensor | None) -> int:
+        """Write one batch into tensors that are there, without a copy between.
+
+        Args:
+            rows: As in ``batch``.
+            index: As in ``batch``.
+            data: float32 ``[at least rows, width]``, contiguous; takes the datapoints from its first row on.
+            labels: float32 ``[at least rows, label_width]`` the same, or None to leave them out.
+
+        Returns:
+            How many rows were written; fewer in a short last batch.
+
+        Raises:
+            ContractError: As in ``batch``.
+        """
+        chosen = self._chosen(rows, index)
+        torch.index_select(self._data, 0, chosen, out=data[: len(chosen)])
+        if labels is not None and self.labels is not None:
+            torch.index_select(self.labels, 0, chosen, out=labels[: len(chosen)])
+        return len(chosen)
+
+    def _chosen(self, rows: int, index: int) -> Tensor:
+        """Return the rows of a batch, int64."""
         batches = self.batches(rows)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < batches:
             raise ContractError(f"there are {batches} batches of {rows} rows, numbered from 0 on; got {index!r:.80}")
-        chosen = self._rows()[index * rows : (index + 1) * rows]  # [rows]
-        labels = self.labels
-        return self._data.index_select(0, chosen), None if labels is None else labels.index_select(0, chosen)
+        return self._rows()[index * rows : (index + 1) * rows]
 
     def shuffle(self, random: Random, rows: int | None = None) -> None:
         """Permute shards in place, from the present permutation on.

@@ -109,11 +109,10 @@ class _Part:
 
     def _evaluate(self, batch: int) -> None:
         rows = self.optimizer.training.inputs.shape[1]
-        data, labels = self.dataset.batch(rows, batch)
         last = self.train and batch == self.end - 1 and self.optimizer.compat is None
         self.optimizer.allocate(self.train, last=last)
-        self.optimizer.write(data, labels)
-        self.optimizer.evaluate(self.result, rows=None if len(data) == rows else len(data))
+        there = self.optimizer.read(self.dataset, rows, batch)
+        self.optimizer.evaluate(self.result, rows=None if there == rows else there)
 
     def _progress(self, batch: int, began: float) -> Progress:
         return Progress(

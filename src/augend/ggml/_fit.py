@@ -180,15 +180,14 @@ class _Fitting:
         return self.course.ended
 
     def _evaluated(self, event: Progress) -> bool:
-        before = self.course.ended
-        self._tell(event, self.on_evaluate)
-        return self.course.ended and not before
+        return self._tell(event, self.on_evaluate)
 
-    def _tell(self, event: Progress, callback: Callback | None) -> None:
+    def _tell(self, event: Progress, callback: Callback | None) -> bool:
         if self.bar is not None:
             self.bar(event)
-        if callback is not None and callback(event) is True:
-            self.course.ended = True
+        stop = callback is not None and callback(event) is True
+        self.course.ended = self.course.ended or stop
+        return stop
 
 
 # ------------------------------------------------------------------------ options

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any, Final, cast, final
 
@@ -32,9 +31,8 @@ from augend.ggml._rules import Compat, rules_of
 from augend.ggml._run import DIMENSIONS, widened
 from augend.ggml._saved import VERSION, read_state
 from augend.ggml._steps import step_adamw_, step_sgd_
-from augend.ggml._training import Training, check_training
+from augend.ggml._training import Training, check_training, tell_unused
 
-_CALLER: Final = 4  # of evaluate, counted from a warning
 _DATAPOINTS: Final = 2  # of [ne3, ne2, ne1, ne0]
 
 
@@ -233,9 +231,20 @@ class Optimizer:
             labels: ``[rows, width]``; None where the loss has none.
         """
         with torch.no_grad():
-            for node, given in ((self.training.inputs, data), (self._labels, labels)):
-                if node is not None and given is not None:
-                    self.graph.storage(node).view(-1, node.shape[0])[: len(given)] = given
+            for table, given in zip(self._tables(), (data, labels), strict=True):
+                if table is not None and given is not None:
+                    table[: len(given)] = given
+
+    def read(self, dataset: Dataset, rows: int, batch: int) -> int:
+        """Read a physical batch of a data set into inputs and labels; returns how many rows it has."""
+        inputs, labels = self._tables()
+        return dataset.read(rows, batch, inputs, labels)
+
+    def _tables(self) -> tuple[Tensor, Tensor | None]:
+        """Return inputs and labels as ``[rows, width]``, sharing their storage."""
+        inputs, labels = self.training.inputs, self._labels
+        table = self.graph.storage(inputs).view(-1, inputs.shape[0])
+        return table, None if labels is None else self.graph.storage(labels).view(-1, labels.shape[0])
 
     def evaluate(self, result: Result | None = None, *, rows: int | None = None) -> float:
         """Evaluate the physical batch that the inputs and labels hold, and do what was allocated.
@@ -270,7 +279,7 @@ class Optimizer:
                 self._grads.backward(measured.offered)
         if parameters is not None:
             self._update(parameters)
-        self.graph.set_values(self._loss, [measured.loss])
+        self.graph.storage(self._loss).fill_(measured.loss)
         if result is not None:
             self._record(result, measured)
         if self._mode is Build.UPDATE:
@@ -308,7 +317,7 @@ class Optimizer:
             used = cast("Mapping[str, Tensor]", self._grads.finish_sums().gradients)  # of one term
         else:
             used = self._grads.finish_mean(empty="one").gradients
-            self._tell_unused(used)
+            self._told |= tell_unused(self._nodes.keys() - used.keys() - self._told)
         self._used = used
         with torch.no_grad():
             for name, gradient in used.items():
@@ -318,15 +327,6 @@ class Optimizer:
                 else:
                     step_sgd_(weight, gradient, (parameters.sgd.alpha, parameters.sgd.wd))
         self._iteration += 1
-
-    def _tell_unused(self, used: Mapping[str, Tensor]) -> None:
-        unused = sorted(self._nodes.keys() - used.keys() - self._told)
-        if unused:
-            self._told |= {*unused}
-            warnings.warn(
-                f"no gradient came to {', '.join(unused)}: values that do not reach the outputs are not trained",
-                stacklevel=_CALLER,
-            )
 
     def _record(self, result: Result, measured: Measured) -> None:
         result.record(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -14,6 +15,7 @@ from augend.ggml._rules import Compat
 from augend.ggml._run import order_of
 
 _DEFAULTS: Final = Parameters()
+_CALLER: Final = 4  # of Optimizer.evaluate, counted from the warning
 
 
 @final
@@ -66,3 +68,13 @@ def check_training(graph: Graph, training: Training, compat: Compat | None) -> N
         raise ContractError(f"nothing is trained: no tensor that {outputs!r} is made of was made with parameter=True")
     if isinstance(training.parameters, Parameters) and (compat != "ggml"):
         check_parameters(training.parameters, training.kind, compat)
+
+
+def tell_unused(names: set[str]) -> set[str]:
+    """Say of parameters that they were given no gradient; returns them."""
+    if names:
+        warnings.warn(
+            f"no gradient came to {', '.join(sorted(names))}: values that do not reach the outputs are not trained",
+            stacklevel=_CALLER,
+        )
+    return names
