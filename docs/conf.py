@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 import augend
@@ -49,6 +51,14 @@ def keep_colons(*event: Any) -> None:
         lines.insert(0, "\\")  # an escaped line end: renders as nothing
 
 
+def leave_bytes_alone(_: Sphinx, doctree: nodes.document) -> None:
+    """Take the type ``bytes`` for no reference: classes here have fields of that name."""
+    for reference in list(doctree.findall(addnodes.pending_xref)):
+        if reference["reftarget"] == "bytes":
+            reference.replace_self(reference.children)
+
+
 def setup(app: Sphinx) -> None:
-    """Run before napoleon."""
+    """Run before napoleon, and before references are resolved."""
+    app.connect("doctree-read", leave_bytes_alone)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
