@@ -164,3 +164,37 @@ def test_rows_are_a_map_style_dataset(folder):
     assert len(rows) == len(list(rows))
     with pytest.raises(IndexError, match="row -1"):
         rows[-1]
+
+
+def test_another_tokenizer(folder):
+    """Its tokens, one before each text where it wants one; a pair is still measured in bytes, and once more in them."""
+
+    class Halves:
+        vocab_size, start_of_text, end_of_text, padding = 600, 599, 598, 598
+
+        def encode(self, text):
+            return [max(text.encode()[at : at + 2]) for at in range(0, len(text.encode()), 2)]
+
+    halves, plain = docstrings(folder, tokenizer=Halves()), docstrings(folder)
+    assert len(plain.rows) == len(halves.rows)
+    assert halves.tokenizer.end_of_text == halves.collate([halves.rows[0], halves.rows[3]])["tokens"][0, -1]
+    row = halves.rows[0]
+    prompt = Halves().encode('def a():\n    """')
+    assert [599, *prompt, *Halves().encode("A."), 598] == row["tokens"].tolist()
+    assert [-100] * (1 + len(prompt)) == row["labels"][: 1 + len(prompt)].tolist()
+    sizes = [len(row["tokens"]) for row in (plain.rows[index] for index in range(len(plain.rows)))]
+    assert sum(size < max(sizes) for size in sizes) == len(
+        docstrings(folder, tokenizer=Halves(), max_bytes=max(sizes) - 1).rows
+    )
+    with pytest.raises(ConfigError, match="end_of_text"):
+        docstrings(folder, end_of_text="<eos>")
+
+
+def test_tokens_are_bounded_as_bytes_are(folder):
+    """A tokenizer that makes more tokens than there are bytes makes no longer rows."""
+
+    class Double(Bytes):
+        def encode(self, text):
+            return [byte for byte in text.encode() for _ in range(2)]
+
+    assert all(len(row["tokens"]) <= 60 for row in docstrings(folder, tokenizer=Double(), max_bytes=60).rows)

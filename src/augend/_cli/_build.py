@@ -12,6 +12,7 @@ from torch import nn
 
 from augend import Accumulator, Batches, models, schedules, sources, split
 from augend._cli._adjust import adjust_model, adjusted_source
+from augend._cli._base import base_model, base_path, base_tokenizer
 from augend._cli._call import called, made, refused
 from augend._cli._names import Function, find
 from augend._config import RunFile, refuse
@@ -71,7 +72,9 @@ def build_rows(run: RunFile) -> Rows:
     Raises:
         ConfigError: The source, its arguments, the packing of its rows or the split cannot be used.
     """
-    source = made("data.source", run.data.source, _SOURCES, run.data.arguments)
+    function = find("data.source", run.data.source, _SOURCES)
+    tokenizer = base_tokenizer(run, function)
+    source = called("data.source", run.data.source, function, run.data.arguments, **tokenizer)
     if not isinstance(source, sources.Source):
         raise refuse("data.source", run.data.source, f"must return an augend.sources.Source; got {_kind(source)}")
     source = adjusted_source(run, source)
@@ -93,7 +96,7 @@ def use_threads(run: RunFile) -> None:
 def build_model(run: RunFile, source: sources.Source) -> nn.Module:
     """Build the model from the run's seed, with its adapters, and frozen as the run says.
 
-    A ``llama`` has the vocabulary of the source where ``vocab_size`` is not given.
+    A ``llama`` has the vocabulary of the source where ``vocab_size`` is not given; that of a GGUF file has its weights.
 
     Raises:
         ConfigError: The model, its arguments, its adapters or what is to be frozen cannot be used.
@@ -105,7 +108,11 @@ def build_model(run: RunFile, source: sources.Source) -> nn.Module:
         if isinstance(size, int) and size < needed:
             raise refuse("model.vocab_size", size, f"the source has {needed} tokens; leave it out or set {needed}")
     torch.manual_seed(run.seed)
-    model = made("model.name", run.model.name, _MODELS, arguments)
+    base = base_path(run)
+    if base is not None:
+        model: object = base_model(run, base, source)
+    else:
+        model = made("model.name", run.model.name, _MODELS, arguments)
     if not isinstance(model, nn.Module):
         raise refuse("model.name", run.model.name, f"must return an nn.Module; got {_kind(model)}")
     adjust_model(run, model)

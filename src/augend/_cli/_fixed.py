@@ -26,6 +26,7 @@ _MAY_CHANGE: Final = frozenset(
     }
 )
 _MAY_CHANGE_OF_A_LLAMA: Final = frozenset({"model.checkpoint_activations"})  # it changes no bit
+_MAY_MOVE_WITH_A_FILE: Final = frozenset({"model.name"})  # all weights are in the checkpoints
 _MAY_CHANGE_IN_FLOATS: Final = frozenset({"accumulator.max_microbatches"})  # exact sums have head-room for as many
 _PLACES: Final = frozenset({"data.folder", "data.path", "data.tokenizer"})  # files may move: their rows are compared
 _NUMPY_SEEDS: Final = 2**32
@@ -47,6 +48,8 @@ class Fixed:
             may_change |= _MAY_CHANGE_IN_FLOATS
         if run.model.name == "llama" or run.model.name.startswith("gguf:"):
             may_change |= _MAY_CHANGE_OF_A_LLAMA
+        if run.model.name.startswith("gguf:"):
+            may_change |= _MAY_MOVE_WITH_A_FILE
         self._keys = _keys_of(run, may_change=may_change)
         count = Batches(source.rows, batch_size=1, microbatch_size=1).rows_per_epoch
         self._rows = {

@@ -28,7 +28,12 @@ class Model:
     """The model to train."""
 
     name: Annotated[
-        str, _key("`mlp`, `llama`, or `module:factory`, a function that returns an `nn.Module`", example="llama")
+        str,
+        _key(
+            "`mlp`, `llama`, `gguf:PATH`, the model of a GGUF file, or `module:factory`, a function that returns an "
+            "`nn.Module`",
+            example="llama",
+        ),
     ]
     freeze: Annotated[
         Names | None,

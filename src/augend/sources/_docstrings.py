@@ -14,7 +14,7 @@ from typing import Final
 from augend.errors import ConfigError
 from augend.sources._files import content_of
 from augend.sources._source import Source, of_tokens
-from augend.sources._tokenizer import Bytes
+from augend.sources._tokenizer import Tokenizer, tokenizer_of
 from augend.sources._tokens import TokenRows
 
 _LEFT_OUT: Final = {"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"}
@@ -22,7 +22,14 @@ _LEFT_OUT: Final = {"__pycache__", "dist-packages", "idle_test", "site-packages"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def docstrings(folder: str | Path | None = None, *, max_bytes: int = 512, limit: int | None = None) -> Source:
+def docstrings(
+    folder: str | Path | None = None,
+    *,
+    max_bytes: int = 512,
+    limit: int | None = None,
+    tokenizer: str | Path | Tokenizer | None = None,
+    end_of_text: str | None = None,
+) -> Source:
     '''Return pairs of a function's signature and its docstring, read from Python files without running them.
 
     A row is ``def name(arguments) -> result:``, a new line, four spaces and ``"""`` as the prompt, then the cleaned
@@ -31,15 +38,17 @@ def docstrings(folder: str | Path | None = None, *, max_bytes: int = 512, limit:
 
     Args:
         folder: Where to look for ``*.py``, subfolders included; None for the standard library of the running Python.
-        max_bytes: Pairs of more tokens (bytes, and the end of text) are left out.
+        max_bytes: Pairs of more bytes, the end of text counted as one, or of more tokens are left out.
         limit: Only the first so many pairs; None for all.
+        tokenizer: A ``tokenizer.json`` of the package `tokenizers`, or a `Tokenizer`; None for `Bytes`.
+        end_of_text: The token of that file which ends a text; None for the usual one.
 
     Returns:
         Rows ``{"tokens": [length] int64, "labels": [length] int64}``, -100 on the prompt; `augend.losses.causal_lm`;
-        accuracy of the next token; `Bytes`.
+        accuracy of the next token; the tokenizer.
 
     Raises:
-        ConfigError: An argument is out of its range, there is nothing to read, or a file is not Python.
+        ConfigError: An argument is out of its range, there is nothing to read, or a file is not Python or no tokenizer.
 
     Example:
         >>> source = augend.sources.docstrings(limit=1)
@@ -54,23 +63,27 @@ def docstrings(folder: str | Path | None = None, *, max_bytes: int = 512, limit:
     root = Path(sysconfig.get_path("stdlib") if folder is None else folder)
     if not root.is_dir():
         raise ConfigError(f"folder {root} does not exist, looked for in {Path.cwd()}; name a folder of Python files")
-    tokenizer = Bytes()
-    rows = TokenRows(islice(_rows(root, tokenizer, max_bytes), limit), tokenizer.vocab_size)
+    encoder = tokenizer_of(tokenizer, end_of_text)
+    rows = TokenRows(islice(_rows(root, encoder, max_bytes), limit), encoder.vocab_size)
     if not len(rows):
         remedy = "raise max_bytes or name another folder"
         raise ConfigError(f"folder {root} has no function with a docstring of at most {max_bytes} bytes; {remedy}")
-    return of_tokens(rows, tokenizer)
+    return of_tokens(rows, encoder)
 
 
-def _rows(root: Path, tokenizer: Bytes, max_bytes: int) -> Iterator[tuple[list[int], list[int]]]:
+def _rows(root: Path, tokenizer: Tokenizer, max_bytes: int) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the tokens of each pair once, and where supervision begins."""
     seen = set()
+    start = [] if tokenizer.start_of_text is None else [tokenizer.start_of_text]
     for path in _python_files(root):
         for function, docstring in _documented(path):
-            prompt = tokenizer.encode(f'{_signature(function)}\n    """')
+            signature = f'{_signature(function)}\n    """'
+            pair = f"{signature}{docstring}".encode(errors="replace")
+            if len(pair) >= max_bytes or pair in seen:
+                continue
+            prompt = [*start, *tokenizer.encode(signature)]
             tokens = [*prompt, *tokenizer.encode(docstring), tokenizer.end_of_text]
-            pair = bytes(tokens[:-1])
-            if len(tokens) <= max_bytes and pair not in seen:
+            if len(tokens) <= max_bytes:
                 seen.add(pair)
                 yield tokens, [len(prompt)]
 
