@@ -32,7 +32,7 @@ def whole_numbers(seed: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
     """Data and labels of small whole numbers, with which the affine model does not round before it divides."""
     generator = torch.Generator().manual_seed(seed)
     shape = (rows, WIDTH)
-    return tuple(torch.randint(-8, 9, shape, generator=generator).float() for _ in range(2))  # type: ignore[return-value]
+    return tuple(torch.randint(-8, 9, shape, generator=generator).float() for _ in range(2))  # two
 
 
 def reals(seed: int, width: int = WIDTH, rows: int = ROWS) -> tuple[Tensor, Tensor]:

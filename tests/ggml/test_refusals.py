@@ -244,7 +244,7 @@ def equal(one: object, other: object) -> bool:
         return isinstance(other, dict) and one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(equal, one, other))
-    return torch.equal(one, other) if isinstance(one, Tensor) else one == other or one != one  # noqa: PLR0124
+    return torch.equal(one, other) if isinstance(one, Tensor) else one == other or one != one  # noqa: PLR0124  a NaN
 
 
 @pytest.mark.parametrize(("path", "value"), DAMAGE, ids=[f"{i}-{path}" for i, (path, _) in enumerate(DAMAGE)])

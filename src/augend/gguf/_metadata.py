@@ -84,9 +84,9 @@ class Value:
             raise ContractError(f"metadata has no type {type!r}; types are {', '.join(CODES)} and array[...] of them")
         if is_array != (isinstance(value, Sequence) and not isinstance(value, str)):
             raise ContractError(f"a value of type {type} cannot be {value!r}")
-        values: Sequence[Scalar] = value if is_array else [value]  # type: ignore[assignment,list-item]
+        values: Sequence[Scalar] = value if is_array else [value]  # type: ignore[assignment,list-item]  # told by is_array
         try:
-            raw = b"".join(map(text_bytes, values)) if of == STRING else _packed(of, values)  # type: ignore[arg-type]
+            raw = b"".join(map(text_bytes, values)) if of == STRING else _packed(of, values)  # type: ignore[arg-type]  # of one type
         except (struct.error, OverflowError, AttributeError, UnicodeEncodeError) as error:
             raise ContractError(f"a value of type {type} cannot be {_short(value)}: {error}") from error
         return cls(type, _ARRAY_HEAD.pack(CODES[of], len(values)) + raw if is_array else raw)

@@ -138,7 +138,7 @@ def _filled(tokenizer: Mapping[str, Value], vocab_size: int) -> dict[str, Value]
     }
 
 
-def _parts(state: Mapping[str, Tensor], sizes: Mapping[str, Any], type: str) -> list[Part]:  # noqa: A002
+def _parts(state: Mapping[str, Tensor], sizes: Mapping[str, Any], type: str) -> list[Part]:  # noqa: A002  as ggml calls it
     """Return what is to be written, after a look at all of it."""
     names = tensor_names(sizes)
     if wrong := sorted(set(names) ^ set(state)):
@@ -156,7 +156,7 @@ def _parts(state: Mapping[str, Tensor], sizes: Mapping[str, Any], type: str) -> 
     return parts
 
 
-def _stored(tensor: Tensor, type: str, *, is_output: bool) -> str:  # noqa: A002
+def _stored(tensor: Tensor, type: str, *, is_output: bool) -> str:  # noqa: A002  as ggml calls it
     """Return the type as which a tensor is stored in a file of a type."""
     if tensor.dim() == 1:
         return "f32"

@@ -101,13 +101,13 @@ def _widened(data: np.ndarray[Any, np.dtype[np.uint8]], type: str) -> Tensor:  #
     return torch.from_numpy(_dequantised(package(), data, type))
 
 
-def _dequantised(gguf: Any, data: np.ndarray[Any, Any], type: str) -> np.ndarray[Any, Any]:  # noqa: A002
+def _dequantised(gguf: Any, data: np.ndarray[Any, Any], type: str) -> np.ndarray[Any, Any]:  # noqa: A002  as ggml calls it
     with np.errstate(all="ignore"):  # a scale may be inf or nan; so is then what it scales
         values: np.ndarray[Any, Any] = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[type])
     return values
 
 
-def _narrowed(part: Tensor, type: str) -> np.ndarray[Any, np.dtype[np.uint8]]:  # noqa: A002
+def _narrowed(part: Tensor, type: str) -> np.ndarray[Any, np.dtype[np.uint8]]:  # noqa: A002  as ggml calls it
     """Return rows of float32 as bytes."""
     if type in _DTYPES:
         return part.to(_DTYPES[type]).view(torch.uint8).numpy()

@@ -72,7 +72,7 @@ def write(path: str | os.PathLike[str], metadata: Mapping[str, Value], tensors: 
     return write_parts(
         Path(path),
         metadata,
-        [Part(name, tuple(tensor.shape), "F32", lambda t=tensor: t) for name, tensor in tensors.items()],  # type: ignore[misc]
+        [Part(name, tuple(tensor.shape), "F32", lambda t=tensor: t) for name, tensor in tensors.items()],  # type: ignore[misc]  # a default binds
     )
 
 
