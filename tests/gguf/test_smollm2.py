@@ -29,26 +29,20 @@ NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 HEADS = {"attn_q": 9, "attn_k": 3}
-TIMED = """
-import sys, time, warnings
+READ_BY_BOTH = """
+import sys, warnings
 warnings.simplefilter("ignore")
 import torch
-torch.set_num_threads(1)
 from pathlib import Path
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from augend.gguf import load
 path = Path(sys.argv[1])
-start = time.perf_counter()
-ours = load(path).state
-between = time.perf_counter()
 config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
 with torch.device("meta"):
     model = AutoModelForCausalLM.from_config(config)
 theirs = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
-end = time.perf_counter()
-assert all(torch.equal(theirs[name], tensor) for name, tensor in ours.items())
-print(between - start, end - between)
+print(sum(torch.equal(theirs[name], tensor) for name, tensor in load(path).state.items()))
 """
 
 
@@ -86,14 +80,10 @@ def test_all_tensors_are_what_the_package_makes_of_them(smollm2: Path, model: Mo
     } == model.configuration
 
 
-def test_it_is_read_in_a_third_of_the_time_of_transformers(smollm2: Path) -> None:
-    """In one process, both after their imports, and with the same weights to the bit.
-
-    Timed is what from_pretrained does for the configuration and for the tensors; it does more, and wants accelerate.
-    """
-    done = subprocess.run([sys.executable, "-c", TIMED, smollm2], capture_output=True, text=True, check=True)
-    ours, theirs = map(float, done.stdout.split())
-    assert ours < theirs / 3, f"{ours:.1f} s and {theirs:.1f} s"
+def test_transformers_reads_the_same_weights(smollm2: Path) -> None:
+    """What transformers makes of the file is the same to the bit; how long both take is benchmarks/gguf_reading.py."""
+    done = subprocess.run([sys.executable, "-c", READ_BY_BOTH, smollm2], capture_output=True, text=True, check=True)
+    assert 272 == int(done.stdout)
 
 
 def test_it_can_be_given_back(model: Model, tmp_path: Path) -> None:
