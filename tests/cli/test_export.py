@@ -82,8 +82,8 @@ def test_wrong_usage(saved, capsys, monkeypatch):
     (full / "notes").write_text("mine", "utf-8")
     link.symlink_to("elsewhere")
     run, form = str(saved), ("--to", "safetensors")
-    assert "--to gguf: no format of this version; write --to safetensors" in said(
-        capsys, 2, "export", run, "--to", "gguf"
+    assert "--to onnx: no format of this version; write --to safetensors or gguf" in said(
+        capsys, 2, "export", run, "--to", "onnx"
     )
     assert "'--to'" in said(capsys, 2, "export", run)
     assert "nowhere: no such directory" in said(capsys, 2, "export", "nowhere", *form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -172,3 +173,91 @@ def test_what_cannot_be_used(place, capsys, change, message):
     Path("large.json").write_text(trained(700), encoding="utf-8")
     assert message in said(capsys, "fit", "run.toml", "--set", change, *TEXT.get(change, ()))
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8_0"])
+def test_a_model_is_given_back(tuned, capsys, kind):
+    """What was trained, as any type: the file has all that its base said, and the weights but for their rounding."""
+    assert 0 == main(["export", str(tuned), "--to", "gguf", *(() if kind == "f32" else ("--type", kind))])
+    output = capsys.readouterr().out
+    assert (
+        f"export      {tuned / 'model.gguf'}\ntensors     15 {kind.upper()}, 5 F32\n".replace("15 F32, 5", "20")
+        in output
+    )
+    back, began = gguf.load(tuned / "model.gguf"), gguf.read_header("base.gguf")
+    trained_on = restored(tuned).model.state_dict()
+    apart = {name: float((back.state[name] - tensor).abs().max()) for name, tensor in trained_on.items()}
+    widest = max(float(tensor.abs().max()) for name, tensor in trained_on.items() if tensor.dim() == 2)
+    # Q8_0: half a step of the largest magnitude / 127, and that step rounded to 11 bits.
+    assert max(apart.values()) <= (0.0 if kind == "f32" else widest / 127 * (0.5 + 127 * 2.0**-11))
+    changed = {"general.file_type", "general.quantization_version"}
+    assert [(key, value.value) for key, value in began.metadata.items() if key not in changed] == [
+        (key, value.value) for key, value in back.header.metadata.items() if key not in changed
+    ]
+    for to in ("gguf", "safetensors"):
+        assert 0 == main(["export", str(tuned), "--to", to, "--out", f"another-{to}"])
+    capsys.readouterr()
+    assert "another-gguf: there already" in said(capsys, "export", str(tuned), "--to", "gguf", "--out", "another-gguf")
+    assert "run has no [adapter]" in said(capsys, "export", str(tuned), "--to", "gguf-adapter")
+
+
+def test_adapters_are_given_back_alone_and_merged(place, capsys):
+    """Adapters beside the file are those of the model; merged, they are in the weights of a model without any."""
+    settings = [part for key in ("rank=3", "alpha=6") for part in ("--set", f"adapter.{key}")]
+    assert 0 == main(["fit", "run.toml", "--run-dir", "tuned", *settings])
+    for to in ("gguf", "gguf-adapter"):
+        assert 0 == main(["export", "tuned", "--to", to])
+    assert "export      tuned/adapter.gguf\ntensors     28 F32\n" in capsys.readouterr().out
+    header, adapters = gguf.read("tuned/adapter.gguf")
+    assert 6.0 == header.metadata["adapter.lora.alpha"].value
+    model = restored(Path("tuned")).model
+    expected = models.lora_state(model)["model.layers.1.mlp.up_proj.lora_b.weight"]
+    assert torch.equal(expected, adapters["blk.1.ffn_up.weight.lora_b"])
+    assert expected.abs().max() > 0
+    models.merge_lora(model)
+    merged = gguf.load("tuned/model.gguf").state
+    assert all(torch.equal(tensor, merged[name]) for name, tensor in model.state_dict().items())
+    assert "there already" in said(capsys, "export", "tuned", "--to", "gguf-adapter")
+
+
+def test_models_without_a_file_are_given_too(folder, capsys):
+    """A Llama trained from scratch: with bytes, with a tokenizer of its own, and with adapters that are only merged."""
+    Path("tokenizer.json").write_text(trained(), encoding="utf-8")
+    for name, settings in {"own": ["data.tokenizer=tokenizer.json"], "bytes": ["adapter.rank=2"]}.items():
+        changes = [part for setting in settings for part in ("--set", setting)]
+        assert 0 == main(["fit", "llama.toml", *changes, "--run-dir", name])
+        assert 0 == main(["export", name, "--to", "gguf", "--out", f"{name}.gguf"])
+        loaded, run = gguf.load(f"{name}.gguf"), restored(Path(name))
+        tokenizer = run.rows.source.tokenizer
+        assert tokenizer.encode("def né(): 12") == loaded.tokenizer.encode("def né(): 12")
+        assert (tokenizer.end_of_text, tokenizer.padding) == (loaded.tokenizer.end_of_text, loaded.tokenizer.padding)
+        assert run.model.configuration | {"norm_eps": loaded.configuration["norm_eps"]} == loaded.configuration
+    capsys.readouterr()
+    message = said(capsys, "export", "bytes", "--to", "gguf-adapter")
+    assert "model.name = 'llama': its adapters are beside no GGUF file" in message
+
+
+def test_what_cannot_be_given(tuned, saved, capsys, monkeypatch):
+    """No Llama, no such type, a type for another format, a tokenizer that no file carries: 2 and one line."""
+    assert "made a Linear, and a GGUF file" in said(capsys, "export", str(saved), "--to", "gguf")
+    assert "--type q8_0: is for --to gguf" in said(
+        capsys, "export", str(tuned), "--to", "safetensors", "--type", "q8_0"
+    )
+    message = said(capsys, "export", str(tuned), "--to", "gguf", "--type", "q9")
+    with pytest.raises(ValueError, match="types are ") as refusal:
+        gguf.save("none.gguf", {}, configuration=SIZES, type="q9")
+    assert set(re.findall(r"\w+", str(refusal.value))) <= set(re.findall(r"\w+", f"{message} cannot"))
+    monkeypatch.setattr("augend._cli._base.gguf.tokenizer_of", lambda _: Spoken(gguf.load("base.gguf").tokenizer))
+    message = said(capsys, "export", str(tuned), "--to", "gguf")
+    assert "data.source = 'pairs': its tokenizer is a Spoken, which a GGUF file cannot carry" in message
+    assert not list(tuned.glob("*.gguf"))
+
+
+class Spoken:
+    """A tokenizer of the user's own."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +74,8 @@ class Llama(nn.Module):
         groups = heads if kv_heads is None else kv_heads
         between = -(-8 * width // 96) * 32 if hidden is None else hidden
         sizes = {"vocab_size": vocab_size, "width": width, "layers": layers, "heads": heads, "kv_heads": groups}
-        _check_positive({**sizes, "hidden": between, "max_length": max_length})
+        sizes["hidden"] = between
+        _check_positive({**sizes, "max_length": max_length})
         if width % (2 * heads):
             raise ContractError(f"width must be an even multiple of heads; got width {width} and {heads} heads")
         if heads % groups:
@@ -84,13 +85,10 @@ class Llama(nn.Module):
         if rope_theta <= 0 or norm_eps < 0:
             raise ContractError(f"rope_theta must be positive, norm_eps not negative; got {rope_theta} and {norm_eps}")
         self.max_length = max_length
+        self._configuration: dict[str, Any] = {**sizes, "max_length": max_length, "tied": tied}
+        self._configuration |= {"rope_theta": rope_theta, "norm_eps": norm_eps}
         self.model = _Decoder(
-            vocab_size=vocab_size,
-            width=width,
-            layers=layers,
-            heads=heads,
-            kv_heads=groups,
-            hidden=between,
+            **sizes,
             rope_theta=rope_theta,
             norm_eps=norm_eps,
             dropout=dropout,
@@ -98,6 +96,11 @@ class Llama(nn.Module):
         )
         self.lm_head = None if tied else nn.Linear(width, vocab_size, bias=False)
         self.reset_parameters()
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The arguments that make a Llama which takes this one's weights, as `augend.gguf.save` wants them."""
+        return dict(self._configuration)
 
     def reset_parameters(self) -> None:
         """Draw all weights anew from torch's global generator, in the order of ``named_parameters``."""
