@@ -49,6 +49,31 @@ def test_the_completion_is_printed(spoken, capsys):
     assert before == sorted(spoken.rglob("*"))
 
 
+def test_tokens_are_drawn(spoken, capsys):
+    """With a temperature it is what the model draws by the seed, the same again, and another text with another seed."""
+    model, tokenizer = restored(spoken).model, sources.Bytes()
+    texts = []
+    for seed in (5, 5, 6):
+        options = ["--temperature", "0.9", "--top-p", "0.8", "--seed", str(seed)]
+        assert 0 == main(["generate", str(spoken), "--prompt", "def f", "--max-tokens", "20", *options])
+        drawn = model.generate(list(b"def f"), 20, stop=256, temperature=0.9, top_p=0.8, seed=seed)
+        texts.append(capsys.readouterr().out)
+        assert f"{tokenizer.decode(drawn)}\n" == texts[-1]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_text_begins_as_in_training(spoken, monkeypatch):
+    """Where rows have a token before their text, the prompt has it too, and it counts."""
+    source = restored(spoken)
+    seen = []
+    monkeypatch.setattr(sources.Bytes, "start_of_text", 257)
+    monkeypatch.setattr(models.Llama, "generate", lambda model, prompt, *_, **__: seen.append(prompt) or [])
+    assert "" == completion(source, "de", 50, {})
+    assert [[257, *b"de"]] == seen
+    with pytest.raises(ConfigError, match="80 tokens"):
+        completion(source, "d" * 79, 1, {})
+
+
 def test_the_text_stops_where_the_model_is_full(spoken, capsys):
     """By default it is long, but never longer than the model's 80 tokens with the prompt."""
     assert 0 == main(["generate", str(spoken), "--prompt", "d" * 75])
@@ -66,13 +91,13 @@ def test_the_text_stops_at_its_end(spoken, monkeypatch):
         return torch.nn.functional.one_hot(torch.tensor([[replies[length - 2]] * length]), 258).float()
 
     monkeypatch.setattr(models.Llama, "forward", forward)
-    assert "a\tb" == completion(source, "de", 50)
-    assert "a\t" == completion(source, "de", 2)
+    assert "a\tb" == completion(source, "de", 50, {})
+    assert "a\t" == completion(source, "de", 2, {})
 
 
 def test_tabs_arrive(spoken, capsys, monkeypatch):
     """The text is printed as it is: rich would turn tabs into spaces and read markup."""
-    monkeypatch.setattr(models.Llama, "generate", lambda model, prompt, max_tokens, *, stop: list(b"[b]\tx :smile:"))
+    monkeypatch.setattr(models.Llama, "generate", lambda *_, **__: list(b"[b]\tx :smile:"))
     assert 0 == main(["generate", str(spoken), "--prompt", "d"])
     assert "[b]\tx :smile:\n" == capsys.readouterr().out
 
@@ -87,6 +112,11 @@ def test_wrong_usage(spoken, saved, capsys):
         assert "shorten it to 79 tokens" in line
     assert "'--prompt'" in said(capsys, run)
     assert "'--max-tokens'" in said(capsys, run, "--prompt", "d", "--max-tokens", "0")
+    for wrong in ("0", "1.5", "nan"):
+        assert f"--top-p {float(wrong)}: expected a probability" in said(capsys, run, "--prompt", "d", "--top-p", wrong)
+    assert "--temperature inf: expected" in said(capsys, run, "--prompt", "d", "--temperature", "inf")
+    for wrong in ("-1", "nan"):
+        assert "'--temperature'" in said(capsys, run, "--prompt", "d", "--temperature", wrong)
     assert "nowhere: no such directory" in said(capsys, "nowhere", "--prompt", "d")
     assert "data.source = 'nets_of_the_cli:rows' has no tokenizer" in said(capsys, str(saved), "--prompt", "d")
 
@@ -98,7 +128,7 @@ def test_a_model_that_does_not_speak(folder, spoken):
     with pytest.raises(
         ConfigError, match=r"model.name = 'llama' made a Identity; generate needs an augend.models.Llama"
     ):
-        completion(own, "def", 3)
+        completion(own, "def", 3, {})
 
 
 def test_a_prompt_without_tokens(spoken, monkeypatch):
@@ -106,7 +136,7 @@ def test_a_prompt_without_tokens(spoken, monkeypatch):
     source = restored(spoken)
     monkeypatch.setattr(sources.Bytes, "encode", lambda tokenizer, text: [])
     with pytest.raises(ConfigError, match="no token"):
-        completion(source, "\u200b", 3)
+        completion(source, "\u200b", 3, {})
 
 
 def test_a_run_without_checkpoints_fails(spoken, capsys):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -20,23 +21,46 @@ def generate(
     *,
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to continue.", show_default=False)],
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Most tokens to add.")] = 200,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            metavar="T", min=0, help="Draw tokens by chance: 1 as the model has them, less for likelier ones."
+        ),
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(metavar="P", help="Draw from the likeliest tokens that together have this probability.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(metavar="S", min=0, max=2**63 - 1, help="Decides what is drawn.")] = 0,
     show_traceback: Traceback = False,
 ) -> None:
     """Continue a prompt with the model of a run's newest good checkpoint, or of the checkpoint given.
 
-    Each token is the most likely one, until the model ends the text, N tokens are there, or it can take no more. Only
-    the new text is printed.
+    Each token is the most likely one, or drawn with --temperature, until the model ends the text, N tokens are there,
+    or it can take no more. Only the new text is printed.
     """
     with Reported(show_traceback=show_traceback):
         if not prompt:
             raise ConfigError("--prompt: empty; give a text to continue, such as --prompt 'def main()'")
+        if not 0 < top_p <= 1:
+            raise ConfigError(f"--top-p {top_p}: expected a probability above 0, and at most 1")
+        if not temperature < math.inf:
+            raise ConfigError(f"--temperature {temperature}: expected a finite number, such as 0.8")
 
         from augend._cli._restore import restored
 
-        _print(completion(restored(path), prompt, max_tokens))
+        chances = Chances(temperature=temperature, top_p=top_p, seed=seed)
+        _print(completion(restored(path), prompt, max_tokens, chances))
 
 
-def completion(source: Restored, prompt: str, max_tokens: int) -> str:
+class Chances(TypedDict, total=False):
+    """How tokens are chosen, as ``augend.models.Llama.generate`` has it; nothing: the most likely ones."""
+
+    temperature: float
+    top_p: float
+    seed: int
+
+
+def completion(source: Restored, prompt: str, max_tokens: int, chances: Chances) -> str:
     """Return what the model says to a prompt.
 
     Raises:
@@ -54,10 +78,12 @@ def completion(source: Restored, prompt: str, max_tokens: int) -> str:
     tokens, length = tokenizer.encode(prompt), model.max_length
     if not tokens:
         raise ConfigError("--prompt: the run's tokenizer makes no token of it; give another text")
+    if tokenizer.start_of_text is not None:
+        tokens = [tokenizer.start_of_text, *tokens]
     if len(tokens) >= length:
         room = f"{len(tokens)} tokens, and prompt and completion together may have {length}"
         raise ConfigError(f"--prompt: {room}; shorten it to {length - 1} tokens at most")
-    return tokenizer.decode(model.generate(tokens, max_tokens, stop=tokenizer.end_of_text))
+    return tokenizer.decode(model.generate(tokens, max_tokens, stop=tokenizer.end_of_text, **chances))
 
 
 def _print(text: str) -> None:

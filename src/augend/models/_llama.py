@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from augend.errors import ContractError
 from augend.models._positions import Places, places, rotated
+from augend.models._sampling import check_chances, chosen
 
 _STANDARD_DEVIATION = 0.02
 
@@ -146,29 +147,45 @@ class Llama(nn.Module):
         return logits
 
     @torch.no_grad()
-    def generate(self, prompt: Sequence[int], max_tokens: int, *, stop: int | None = None) -> list[int]:
-        """Continue a prompt with the most likely token, again and again.
+    def generate(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        stop: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> list[int]:
+        """Continue a prompt with the most likely token, or with one drawn by its probability, again and again.
 
         Args:
             prompt: Tokens, at least one.
             max_tokens: How many to add at most; fewer where ``max_length`` is reached, none if the prompt fills it.
             stop: The token that ends the text; it is not returned.
+            temperature: What logits are divided by before a token is drawn; 0: the most likely one is taken.
+            top_p: Tokens are drawn from the fewest likely ones that together have this probability (Holtzman et al.,
+                "The curious case of neural text degeneration", 2020).
+            seed: Decides what is drawn; torch's own random state is not touched.
 
         Returns:
             The new tokens.
 
         Raises:
-            ContractError: The prompt is empty or longer than ``max_length``.
+            ContractError: The prompt is empty or longer than ``max_length``, the temperature is negative or not finite,
+                or ``top_p`` is not above 0 and at most 1.
         """
+        check_chances(temperature, top_p)
         if not 1 <= len(prompt) <= self.max_length:
             raise ContractError(f"the prompt must have 1 to {self.max_length} tokens; got {len(prompt)}")
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
+        generator = torch.Generator().manual_seed(seed)
         try:
             tokens = list(prompt)
             for _ in range(min(max_tokens, self.max_length - len(prompt))):
                 rows = torch.tensor([tokens], device=self.model.embed_tokens.weight.device)  # [1, length]
-                token = int(self(rows)[0, -1].argmax())
+                token = chosen(self(rows)[0, -1], temperature, top_p, generator)
                 if token == stop:
                     break
                 tokens.append(token)
