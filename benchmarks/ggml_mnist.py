@@ -148,13 +148,12 @@ def serve(epoch: Epochs) -> None:
 
 
 class Side:
-    """One of the two, in a process of its own, whose threads sleep while they wait if they can."""
+    """One of the two, in a process of its own."""
 
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         command = [sys.executable, __file__, str(arguments.directory), "--rows", str(arguments.rows), "--serve", name]
         self.process = subprocess.Popen(  # noqa: S603  # this very file
             command,
-            env={**os.environ, "OMP_WAIT_POLICY": "passive"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
