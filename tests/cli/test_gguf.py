@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from vocabularies import CHAT, END, trained
 
+import augend
 from augend import gguf, models
 from augend._cli import main
 from augend._cli._build import build_model, build_rows
@@ -251,6 +253,21 @@ def test_what_cannot_be_given(tuned, saved, capsys, monkeypatch):
     message = said(capsys, "export", str(tuned), "--to", "gguf")
     assert "data.source = 'pairs': its tokenizer is a Spoken, which a GGUF file cannot carry" in message
     assert not list(tuned.glob("*.gguf"))
+
+
+@pytest.mark.parametrize("pack", [(), ("--set", "data.pack=64")])
+def test_evaluate_tells_of_the_perplexity(place, capsys, pack):
+    """It is the exponential of the loss, with its error over the rows, also of rows that share a row of the model."""
+    assert 0 == main(["fit", "run.toml", "--run-dir", "tuned", *pack])
+    capsys.readouterr()
+    assert 0 == main(["evaluate", "tuned"])
+    run = restored(Path("tuned"))
+    rows = augend.Batches(run.rows.held_out, batch_size=3, microbatch_size=1, collate_fn=run.rows.source.collate)
+    loss = augend.evaluate(run.model, rows, loss=run.rows.source.loss)["loss"]
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "perplexity" in line)
+    value, error = (float(number) for number in line.removeprefix("held out    perplexity ").split(" ± "))
+    value_of_loss = math.exp(loss.value)
+    assert (value, error) == pytest.approx((value_of_loss, value_of_loss * loss.error), rel=0.1)  # two or three digits
 
 
 class Spoken:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
-from augend import evaluate
+from torch import nn
+
+from augend import Perplexity, Tally, evaluate
 from augend._cli._build import batches
 from augend._cli._console import Output
 from augend._cli._restore import restored
+from augend.data import Microbatch
+
+_OF_TOKENS: Final = ("docstrings", "pairs", "text")  # their loss is a negative log-likelihood, in nats
 
 
 def measure(path: Path) -> None:
@@ -28,5 +34,17 @@ def measure(path: Path) -> None:
     console.say(f"updates     {found.checkpoint.updates:,}")
     console.say(f"data        {found.run.data.source}, {rows.rows_per_epoch:,} rows: {which}")
     label = "all rows" if held_out is None else "held out"
-    for name, estimate in evaluate(found.model, rows, loss=source.loss, metrics=source.metrics).items():
+    perplexity = Perplexity()
+
+    def kept(model: nn.Module, microbatch: Microbatch) -> Tally:  # a metric of its own would be one more forward
+        tally = source.loss(model, microbatch)
+        perplexity.update(tally)
+        return tally
+
+    of_tokens = found.run.data.source in _OF_TOKENS
+    loss = kept if of_tokens else source.loss
+    estimates = evaluate(found.model, rows, loss=loss, metrics=source.metrics)
+    if of_tokens:
+        estimates["perplexity"] = perplexity.compute()
+    for name, estimate in estimates.items():
         console.say(f"{label:<12}{name} {estimate}")
