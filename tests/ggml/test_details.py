@@ -121,7 +121,7 @@ def test_one_datapoint_has_its_own_length() -> None:
 
 def worse_and_worse() -> Iterator[Parameters]:
     """Yield rates that make every epoch after the second worse."""
-    for alpha in (0.01, 0.02, 3.0, 4.0, 5.0, 6.0):
+    for alpha in (0.01, 0.02, 1e2, 1e3, 1e4, 1e5):
         yield Parameters(adamw=AdamW(alpha=alpha))
 
 
