@@ -23,6 +23,7 @@ from augend.ggml import (
     Parameters,
     Progress,
     Training,
+    epoch,
     fit,
 )
 
@@ -151,3 +152,15 @@ def test_the_best_weights_outlive_an_interruption(tmp_path: Path, batch: int) ->
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "cut", batch)
     assert expected == run(tmp_path / "cut")
+
+
+def test_a_data_set_of_row_numbers() -> None:
+    """Datapoints may be the rows that ``get_rows`` looks up: each learns where it is, and no other row moves."""
+    graph = Graph()
+    ids = graph.tensor((1, PHYSICAL), dtype=torch.int32)
+    table = graph.tensor((1, 5), parameter=True, name="table")
+    outputs = graph.get_rows(table, graph.reshape(ids, (PHYSICAL,)))
+    parameters = Parameters(sgd=[1.0, 0.0])
+    training = Training(inputs=ids, outputs=outputs, loss=Loss.SUM, kind=Kind.SGD, parameters=parameters)
+    epoch(Optimizer(graph, training), Dataset([3.0, 0.0, 3.0]))
+    assert [[-1.0], [0.0], [0.0], [-2.0], [0.0]] == graph.values(table).tolist()

@@ -151,7 +151,7 @@ class Dataset:
         Args:
             rows: As in ``batch``.
             index: As in ``batch``.
-            data: float32 ``[at least rows, width]``, contiguous; takes the datapoints from its first row on.
+            data: ``[at least rows, width]``, contiguous, float32 or int32; takes the datapoints from its first row on.
             labels: float32 ``[at least rows, label_width]`` the same, or None to leave them out.
 
         Returns:
@@ -161,7 +161,10 @@ class Dataset:
             ContractError: As in ``batch``.
         """
         chosen = self._chosen(rows, index)
-        torch.index_select(self._data, 0, chosen, out=data[: len(chosen)])
+        if data.dtype == self._data.dtype:
+            torch.index_select(self._data, 0, chosen, out=data[: len(chosen)])
+        else:  # row numbers, for get_rows
+            data[: len(chosen)] = self._data.index_select(0, chosen)
         if labels is not None and self.labels is not None:
             torch.index_select(self.labels, 0, chosen, out=labels[: len(chosen)])
         return len(chosen)
