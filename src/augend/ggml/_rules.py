@@ -21,8 +21,8 @@ class Rules:
         whole_batches: Only complete shards and complete batches exist; what is left over is never seen.
         forward_moves: An evaluation without gradients uses up a place in the window.
         lazy_gradients: Gradients are scaled by the planned window and added in float32; else they are added undivided
-            and divided once, by what was really counted.
-        true_cross_entropy: The gradient is that of the loss also where labels do not sum to 1, and 0 · -inf is 0.
+            and divided once, by what was really counted. With it go ggml's own gradient of a cross entropy, which is
+            that of labels that sum to 1, and 0 · -inf, which is NaN.
         last_of_ties: Of equal largest logits the last one is predicted, and a NaN starts the search anew.
         by_batches: Error bars are taken over physical batches, in one pass; else over rows, exactly.
         binary32_split: The validation split is cut off in float32; else it is exact.
@@ -35,7 +35,6 @@ class Rules:
     whole_batches: bool = False
     forward_moves: bool = False
     lazy_gradients: bool = False
-    true_cross_entropy: bool = True
     last_of_ties: bool = False
     by_batches: bool = False
     binary32_split: bool = False
@@ -48,7 +47,6 @@ _COMMON: Final = {
     "whole_batches": True,
     "forward_moves": True,
     "lazy_gradients": True,
-    "true_cross_entropy": False,
     "by_batches": True,
     "binary32_split": True,
     "holds_gradients": False,
